@@ -1,0 +1,47 @@
+"""What the tiers share: one model, one server, one Ray for a whole session.
+
+Each test takes its own run id, so that nothing of one test meets another. Nothing here skips: what is missing fails.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+pytest_plugins = ["plugins.no_skips"]
+
+RECIPES = Path(__file__).resolve().parent.parent / "deploy" / "recipes"
+
+
+@pytest.fixture(scope="session")
+def lookup_model() -> Path:
+    """The lookup recipe's model after its supervised stages; trained once per machine, by content hash."""
+    from headrace.deploy.base_model import prepare_base_model
+    from headrace.platform.config.load import load_recipe
+
+    return prepare_base_model(load_recipe("lookup", [], RECIPES), lambda step: None).path
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An embedded server for the session."""
+    from headrace.platform.ledger.server import EmbeddedServer
+
+    with EmbeddedServer(tmp_path_factory.mktemp("valkey")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A local Ray for the session, on loopback."""
+    import ray
+    from headrace.deploy.runtime_ray import start_local_ray
+
+    start_local_ray(cpus=8)
+    yield
+    ray.shutdown()
