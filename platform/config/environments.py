@@ -1,0 +1,73 @@
+"""Which worlds the episodes play in."""
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from headrace.platform.config.base import StrictModel
+from headrace.platform.records.episode import Budgets
+
+
+class BudgetConfig(StrictModel):
+    """Limits of one episode; reaching one ends it as BUDGET_EXHAUSTED."""
+
+    max_turns: int = Field(4, ge=1)
+    """Turns of the policy."""
+    max_tokens: int = Field(512, ge=1)
+    """Tokens of the whole context, prompts and observations included."""
+    max_seconds: float = Field(60.0, gt=0)
+    """Wall time."""
+
+    def budgets(self) -> Budgets:
+        """The record form."""
+        return Budgets(self.max_turns, self.max_tokens, self.max_seconds)
+
+
+class SamplingConfig(StrictModel):
+    """How the policy samples."""
+
+    temperature: float = Field(1.0, gt=0)
+    """The learner divides its logits by the same temperature."""
+    max_new_tokens: int = Field(16, ge=1)
+    """Tokens per turn."""
+    top_p: float = 1.0
+    """Must be 1 for training: the kept set is not recorded."""
+    top_k: int = 0
+    """Must be 0 for training: the kept set is not recorded."""
+
+    @field_validator("top_p")
+    @classmethod
+    def _top_p_is_one(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError(
+                "top_p changes the distribution without a record of the kept set, so its logprobs cannot be trained on;"
+                " use temperature"
+            )
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k_is_zero(cls, value: int) -> int:
+        if value != 0:
+            raise ValueError(
+                "top_k changes the distribution without a record of the kept set, so its logprobs cannot be trained on;"
+                " use temperature"
+            )
+        return value
+
+
+class EnvironmentConfig(StrictModel):
+    """One environment of a recipe. A recipe lists several and mixes them by weight."""
+
+    name: str
+    """A registered name such as `lookup`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of groups, relative to the other environments."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the environment and its task source; unknown ones are errors there."""
+    sampling: SamplingConfig = SamplingConfig()
+    budgets: BudgetConfig = BudgetConfig()
+    reset_deadline_s: float = Field(30.0, gt=0)
+    """How long `reset` may take (case X15)."""
+    step_deadline_s: float = Field(30.0, gt=0)
+    """How long one `step` may take."""

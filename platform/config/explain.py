@@ -1,0 +1,101 @@
+"""Turns what pydantic found wrong into lines that name the key, the value, what was expected, and the nearest key.
+
+`keys_of` walks the models, so that it knows every key that a recipe may hold; `scripts/config_docs.py` walks the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.platform.config.secret_references import without_password
+
+Model = type[BaseModel]
+
+_FILE_KEYS = {1: {"extends"}}  # what a recipe file may hold at its top beside the models' keys; load.py takes it out
+
+
+def problems(error: ValidationError, root: Model, data: Mapping[str, Any]) -> list[str]:
+    """One line per error, with the full dotted path (case V3)."""
+    return [_line(detail, root, data) for detail in error.errors(include_url=False)]
+
+
+def parts_of(annotation: Any) -> list[Model]:
+    """The configuration models that an annotation holds, through unions and sequences."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in parts_of(argument)]
+
+
+def keys_of(model: Model, prefix: str = "") -> Iterator[str]:
+    """All dotted keys below `model`; a list item is written `[]`: `environments[].weight`."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key
+        parts = parts_of(field.annotation)
+        mark = "[]" if "tuple" in str(field.annotation) or "list" in str(field.annotation) else ""
+        for part in parts:
+            yield from keys_of(part, f"{key}{mark}.")
+
+
+def _line(detail: ErrorDetails, root: Model, data: Mapping[str, Any]) -> str:
+    path, models = _locate(detail["loc"], root, data)
+    dotted = ".".join(path)
+    if detail["type"] == "extra_forbidden":
+        return f"{dotted}: unknown key; {_nearest(path, models, root)}"
+    if detail["type"] == "missing":
+        return f"{dotted}: required, but missing"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if detail["type"] in ("value_error", "assertion_error"):
+        return f"{dotted}: {message}" if dotted else message
+    expected = message.replace("Input should be", "expected").replace("Input should", "it should")
+    return f"{dotted}: {expected}; got {_shown(detail['input'])}"
+
+
+def _locate(loc: Sequence[int | str], root: Model, data: Any) -> tuple[list[str], list[Model]]:
+    """The path as the recipe spells it, without pydantic's union tags, and the models that hold its last key."""
+    path: list[str] = []
+    node: Any = data
+    models: list[Model] = [root]
+    for depth, element in enumerate(loc):
+        last = depth == len(loc) - 1
+        if isinstance(node, dict) and (element in node or last):
+            path.append(str(element))
+            node = node.get(element)
+            if not last:
+                fields = [model.model_fields.get(str(element)) for model in models]
+                models = [part for field in fields if field for part in parts_of(field.annotation)]
+        elif isinstance(node, list | tuple) and isinstance(element, int):
+            path.append(str(element))
+            node = node[element] if element < len(node) else None
+    return path, models
+
+
+def _nearest(path: Sequence[str], models: Sequence[Model], root: Model) -> str:
+    """The known key that was meant, most likely: in the same section, else of that name elsewhere."""
+    key = path[-1]
+    section = "".join(f"{part}." for part in path[:-1])
+    here = sorted({name for model in models for name in model.model_fields} | _FILE_KEYS.get(len(path), set()))
+    if close := get_close_matches(key, here, 1, 0.6):
+        return f"did you mean {section}{close[0]}?"
+    elsewhere = [known for known in keys_of(root) if known.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    every = {known.rpartition(".")[2]: known for known in keys_of(root)}
+    if close := get_close_matches(key, every, 1, 0.75):
+        return f"did you mean {every[close[0]]}?"
+    nearest = get_close_matches(key, here, 1, 0)
+    named = f"; nearest: {section}{nearest[0]}" if nearest else ""
+    return f"known here: {', '.join(here)}{named}"
+
+
+def _shown(value: Any) -> str:
+    """A value short enough for a message; sections and lists are described, and URLs lose their passwords."""
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    text = repr(without_password(value) if isinstance(value, str) else value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,50 @@
+"""How the learner learns."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.platform.config.base import StrictModel
+
+
+class GrpoConfig(StrictModel):
+    """Group-relative policy optimization."""
+
+    name: Literal["grpo"] = "grpo"
+    group_size: int = Field(8, ge=2)
+    """Episodes per group; all share task and environment seed."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    epsilon: float = Field(1e-4, gt=0)
+    """Added to the group's standard deviation."""
+
+
+class LearnerConfig(StrictModel):
+    """The optimizer, the batch, and how often weights are published and checkpointed."""
+
+    backend: Literal["torch"] = "torch"
+    algorithm: GrpoConfig = GrpoConfig()
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup: int = Field(5, ge=0)
+    """Steps of linear warm-up."""
+    clip_grad: float = Field(1.0, gt=0)
+    """Largest gradient norm."""
+    steps: int = Field(60, ge=1)
+    batch_groups: int = Field(16, ge=1)
+    """Groups per learner step."""
+    oversample_max: float = Field(4.0, ge=1)
+    """After this many batches' worth of zero-variance groups since the last commit, a smaller batch is accepted."""
+    microbatch_tokens: int = Field(8192, ge=16)
+    """Padded tokens per forward pass."""
+    publish_every: int = Field(1, ge=1)
+    """Learner steps between two published versions; at most `queue.max_lag` + 1."""
+    checkpoint_every: int = Field(5, ge=1)
+    """Published versions between two complete checkpoints."""
+    keep_versions: int = Field(3, ge=1)
+    """Newest versions whose weights are kept besides checkpoints and pinned ones."""
+    batch_deadline_s: float = Field(120.0, gt=0)
+    """How long the learner waits for a batch before the run fails by name."""
+    threads: int = Field(1, ge=1)
+    """CPU threads for tensor work."""

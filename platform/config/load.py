@@ -1,0 +1,112 @@
+"""Reads a recipe into a `RunConfig`: named or by path, on top of what it `extends`, with `key=value` overrides.
+
+Every wrong key and value of a recipe is reported at once, by its full dotted path (case V3). Sections merge key by key
+with those of the recipe that is extended; lists replace. Secrets stay references here: they are resolved where they
+are used. Where the recipes lie is the caller's business, as this layer does not know deploy.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.platform.config.explain import problems
+from headrace.platform.config.overrides import apply_overrides
+from headrace.platform.config.run import RunConfig
+from headrace.platform.config.secret_references import literal_password
+from headrace.platform.config.yaml_text import dump, parse_yaml
+from headrace.platform.errors import ConfigError
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str], recipes_dir: Path) -> RunConfig:
+    """The configuration that a recipe and `key=value` overrides describe.
+
+    `name_or_path` is the stem of a file in `recipes_dir`, or a path that ends in .yaml or holds a slash. Raises
+    ConfigError that lists everything that is wrong.
+    """
+    data = _read(_find(name_or_path, recipes_dir, Path()), recipes_dir, ())
+    wrong = apply_overrides(data, overrides)
+    wrong += [_spelled_out(path) for path, text in _strings(data) if literal_password(text)]
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        wrong += problems(error, RunConfig, data)
+    if wrong:
+        count = "1 error" if len(wrong) == 1 else f"{len(wrong)} errors"
+        raise ConfigError(f"recipe {name_or_path}: {count}\n" + "\n".join(f"  - {line}" for line in wrong))
+    return config
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """The whole configuration, defaults included, as a recipe that loads to an equal one. Secrets stay references."""
+    return dump(config.model_dump(mode="json"))
+
+
+def known_recipes(recipes_dir: Path) -> list[str]:
+    """The names that `load_recipe` takes, sorted."""
+    return sorted(path.stem for path in recipes_dir.iterdir() if path.suffix in _SUFFIXES)
+
+
+def _find(name_or_path: str, recipes_dir: Path, relative_to: Path) -> Path:
+    if name_or_path.endswith(_SUFFIXES) or "/" in name_or_path:
+        path = relative_to / Path(name_or_path).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no recipe file {path}")
+        return path
+    names = known_recipes(recipes_dir)
+    if name_or_path not in names:
+        close = get_close_matches(name_or_path, names, 1, 0)
+        nearest = f"; nearest: {close[0]}" if close else ""
+        raise ConfigError(
+            f"there is no recipe {name_or_path!r}; known: {', '.join(names) or 'none'}{nearest}."
+            " Give one of them, or the path of a YAML file"
+        )
+    return next(path for suffix in _SUFFIXES if (path := recipes_dir / f"{name_or_path}{suffix}").is_file())
+
+
+def _read(path: Path, recipes_dir: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """The data of a recipe file, merged over that of the recipe it extends."""
+    if path.resolve() in extended_by:
+        chain = " -> ".join(each.name for each in (*extended_by, path))
+        raise ConfigError(f"recipes extend each other in a circle: {chain}")
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold keys and values, such as `seed: 1`")
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends must be the name or the path of one recipe")
+    found = _find(base, recipes_dir, path.parent)
+    return _merged(_read(found, recipes_dir, (*extended_by, path.resolve())), data)
+
+
+def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in top.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """All strings of plain data with their dotted paths."""
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, dict | list):
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _strings(child, f"{path}.{key}" if path else str(key))
+
+
+def _spelled_out(path: str) -> str:
+    return (
+        f"{path}: a password is spelled out in this URL, and the configuration is stored with the run;"
+        " refer to it instead: ${env:NAME} or ${file:PATH}, such as redis://:${env:REDIS_PASSWORD}@host:6379"
+    )

@@ -1,0 +1,74 @@
+"""Overrides such as `learner.lr=3e-4`, written into a recipe's plain data before it is validated.
+
+Paths are dotted; list items are named by index (`environments.0.weight`) or by their `name`
+(`environments.lookup.weight`). Values are YAML. Whether a key exists is left to validation, which knows the models.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from headrace.platform.config.secret_references import without_password
+from headrace.platform.config.yaml_text import parse_yaml
+from headrace.platform.errors import ConfigError
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Write each override into `data`, in order. Returns what was wrong with them, one line each."""
+    problems: list[str] = []
+    for override in overrides:
+        try:
+            _apply(data, override)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    segments = path.strip().split(".")
+    if not equals or not all(segments):
+        raise ConfigError(f"override {without_password(override)!r}: write key=value, such as learner.lr=3e-4")
+    try:
+        value = parse_yaml(text) if text.strip() else ""
+    except ConfigError as error:
+        raise ConfigError(f"{path}: the value of the override is no YAML ({error})") from None
+    node: Any = data
+    for depth, segment in enumerate(segments[:-1]):
+        node = _descend(node, segment, segments[:depth], segments[depth + 1])
+    if isinstance(node, list):
+        node[_index(node, segments[-1], segments[:-1])] = value
+    elif isinstance(node, dict):
+        node[segments[-1]] = value
+    else:
+        raise ConfigError(f"{path}: {'.'.join(segments[:-1])} is a value, so it has no key {segments[-1]!r}")
+
+
+def _descend(node: Any, segment: str, above: list[str], below: str) -> Any:
+    """The child of `node` that `segment` names; an absent section is created."""
+    here = ".".join([*above, segment])
+    if isinstance(node, list):
+        return node[_index(node, segment, above)]
+    if not isinstance(node, dict):
+        raise ConfigError(f"{here}.{below}: {'.'.join(above)} is a value, so it has no key {segment!r}")
+    if node.get(segment) is None:
+        if below.isdigit():
+            raise ConfigError(f"{here}.{below}: the recipe has no list {here}; give all of it, {here}=[…]")
+        node[segment] = {}
+    return node[segment]
+
+
+def _index(items: list[Any], segment: str, above: list[str]) -> int:
+    """Where in `items` the item lies that `segment` names by position or by its `name`."""
+    where = ".".join(above)
+    if segment.isdigit():
+        if int(segment) < len(items):
+            return int(segment)
+        raise ConfigError(f"{where}.{segment}: {where} has {len(items)} items, counted from 0")
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
+    if segment in names:
+        return names.index(segment)
+    known = [name for name in names if isinstance(name, str)]
+    close = get_close_matches(segment, known, 1, 0)
+    hint = f"its items are named {', '.join(known)}; nearest: {close[0]}" if close else "give the position of an item"
+    raise ConfigError(f"{where}.{segment}: {where} has no item of that name; {hint}")

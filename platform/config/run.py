@@ -1,0 +1,77 @@
+"""A whole run: the root of a recipe."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from headrace.platform.config.base import StrictModel
+from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.learner import LearnerConfig
+from headrace.platform.config.model import ModelConfig
+from headrace.platform.config.episode_queue import QueueConfig
+from headrace.platform.config.rollout import RolloutConfig
+from headrace.platform.config.serving import ServingConfig
+from headrace.platform.config.sft import SftConfig
+from headrace.platform.records.status import UpdateMode
+
+
+class EvalConfig(StrictModel):
+    """Measuring success apart from training: own tasks, own seeds."""
+
+    tasks: int = Field(256, ge=1)
+    """Episodes per evaluation."""
+    split: Literal["dev", "hidden"] = "dev"
+
+
+class RuntimeConfig(StrictModel):
+    """Where the parts run."""
+
+    kind: Literal["ray", "inprocess"] = "ray"
+    """`ray`: one process per part. `inprocess`: all in this process, without a server; deterministic."""
+    ray_address: str = ""
+    """Join this cluster; empty starts a local one."""
+
+
+class RunConfig(StrictModel):
+    """Everything that decides what a run does."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Prefix of the run's id."""
+    seed: int = Field(0, ge=0)
+    runs_dir: str = "runs"
+    """Folder that holds run roots."""
+    environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
+    model: ModelConfig
+    sft: SftConfig | None = None
+    rollout: RolloutConfig = RolloutConfig()
+    queue: QueueConfig = QueueConfig()
+    serving: ServingConfig = ServingConfig()
+    learner: LearnerConfig = LearnerConfig()
+    eval: EvalConfig = EvalConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @field_validator("environments")
+    @classmethod
+    def _listed_once(cls, value: tuple[EnvironmentConfig, ...]) -> tuple[EnvironmentConfig, ...]:
+        if len({environment.name for environment in value}) != len(value):
+            raise ValueError("each environment may be listed once; use `weight` to play one more often")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        if self.learner.publish_every > self.queue.max_lag + 1:
+            raise ValueError(
+                f"learner.publish_every={self.learner.publish_every} with queue.max_lag={self.queue.max_lag}: episodes"
+                " would be over the limit before newer weights exist, so the run could never fill a batch."
+                f" Use publish_every <= max_lag + 1 = {self.queue.max_lag + 1} (P14)."
+            )
+        if self.queue.min_group > self.learner.algorithm.group_size:
+            raise ValueError(
+                f"queue.min_group={self.queue.min_group} is larger than"
+                f" learner.algorithm.group_size={self.learner.algorithm.group_size}"
+            )
+        if self.rollout.update_mode is not UpdateMode.STICKY:
+            raise ValueError(
+                f"rollout.update_mode={self.rollout.update_mode} is not available yet; use sticky, the default"
+            )
+        return self

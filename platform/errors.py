@@ -1,0 +1,90 @@
+"""Everything that headrace raises, drawn as a tree. Each leaf is also a fitting builtin, and pickles.
+
+::
+
+    HeadraceError
+    ├── ConfigError (ValueError)            the recipe or command line is wrong; the message names the fix
+    ├── SchemaError (ValueError)            a record of a schema that this build does not read
+    ├── FidelityError (ValueError)          an episode whose parts do not hold together
+    ├── DeadlineExceeded (TimeoutError)     something did not answer within its deadline
+    ├── NotFound (LookupError)              a run, episode or version that does not exist, or not uniquely
+    ├── EnvironmentFault (RuntimeError)     an environment failed; `transient` says whether a fresh one may not
+    ├── EngineError (RuntimeError)          an engine could not serve a request
+    │   ├── VersionUnavailable              no replica holds the version
+    │   └── EngineDead                      the replica is gone
+    ├── LedgerError (RuntimeError)          a ledger transition was refused
+    │   ├── Fenced                          another learner holds the run
+    │   └── CommitRefused                   a commit precondition of P7 does not hold
+    ├── RegistryError (RuntimeError)        a version is torn, altered or already taken
+    └── RunFailed (RuntimeError)            the run cannot go on; the message names the cause
+"""
+
+
+class HeadraceError(Exception):
+    """The root of all errors that headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """The recipe or the command line is wrong. The message names the key and the fix."""
+
+
+class SchemaError(HeadraceError, ValueError):
+    """A stored or received record is of a schema that this build does not read."""
+
+
+class FidelityError(HeadraceError, ValueError):
+    """An episode does not hold together. Its attributes say which rule broke."""
+
+
+class DeadlineExceeded(HeadraceError, TimeoutError):
+    """Something did not answer in time. The message says what was waited for and how long."""
+
+
+class NotFound(HeadraceError, LookupError):
+    """A named run, episode, version, recipe or environment does not exist, or a prefix is not unique."""
+
+
+class EnvironmentFault(HeadraceError, RuntimeError):
+    """An environment failed, through no fault of the model.
+
+    `transient` faults are retried in a fresh environment; others quarantine the task.
+    """
+
+    def __init__(self, message: str, transient: bool = True) -> None:
+        super().__init__(message, transient)
+        self.transient = transient
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class EngineError(HeadraceError, RuntimeError):
+    """An inference engine could not serve a request."""
+
+
+class VersionUnavailable(EngineError):
+    """No replica holds the version that a request is pinned to."""
+
+
+class EngineDead(EngineError):
+    """The replica went away."""
+
+
+class LedgerError(HeadraceError, RuntimeError):
+    """A ledger transition was refused."""
+
+
+class Fenced(LedgerError):
+    """Another learner has taken the run over; whoever sees this must stop."""
+
+
+class CommitRefused(LedgerError):
+    """A precondition of a commit (P7) does not hold."""
+
+
+class RegistryError(HeadraceError, RuntimeError):
+    """A version's blob is torn, altered, or its number is taken."""
+
+
+class RunFailed(HeadraceError, RuntimeError):
+    """The run cannot go on. The message names the cause."""

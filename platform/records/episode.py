@@ -1,0 +1,115 @@
+"""The episode: the unit of everything. Written once, by the side that played it."""
+
+from typing import Any
+
+import msgspec
+
+from headrace.platform.records.ids import AttemptId
+from headrace.platform.records.message import Cost, Task
+from headrace.platform.records.status import FaultOwner, Purpose, Status, StopReason, UpdateMode
+from headrace.platform.records.turn import Turn, View
+from headrace.platform.records.versions import VersionRef
+
+SCHEMA_VERSION = 1
+
+
+class Digests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Content hashes of everything that an episode depended on besides its task and seed."""
+
+    tokenizer: str = ""
+    template: str = ""
+    tool_schemas: str = ""
+    gateway_policy: str = ""
+    grader: str = ""
+    code: str = ""
+    config: str = ""
+
+
+class Budgets(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Limits of one episode; reaching one ends it as BUDGET_EXHAUSTED (P27)."""
+
+    max_turns: int = 4
+    max_tokens: int = 512
+    max_seconds: float = 60.0
+
+
+class Stamps(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Server times in seconds since the epoch (P12); zero where the event has not happened."""
+
+    dispatched_s: float = 0.0
+    first_token_s: float = 0.0
+    done_s: float = 0.0
+    put_s: float = 0.0
+    leased_s: float = 0.0
+
+
+class InjectedFault(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A fault that was put in on purpose, so that a replay can put it in again."""
+
+    turn: int
+    kind: str
+    detail: dict[str, Any] = {}
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One attempt, whole: who, on what, with which weights, what was said and done, and how it ended.
+
+    `terminated` and `truncated` are never both set. `fault_owner` is NONE for an episode whose reward may be used.
+    Rewards and fates are not here: they are side tables that grow after the episode is written.
+    """
+
+    schema_version: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
+    attempt_id: AttemptId
+    task: Task
+    environment: str
+    environment_version: str
+    seed: int
+    version: VersionRef
+    turns: tuple[Turn, ...]
+    views: tuple[View, ...]
+    status: Status
+    stop_reason: StopReason
+    terminated: bool
+    truncated: bool
+    fault_owner: FaultOwner = FaultOwner.NONE
+    fault: str = ""
+    image_digest: str = ""
+    injected_faults: tuple[InjectedFault, ...] = ()
+    parent_episode: str = ""
+    branch_step: int | None = None
+    update_mode: UpdateMode = UpdateMode.STICKY
+    budgets: Budgets = Budgets()
+    digests: Digests = Digests()
+    final_state_hash: str = ""
+    cost: Cost = Cost()
+    stamps: Stamps = Stamps()
+    duration_s: float = 0.0
+    worker_id: str = ""
+    sandbox_id: str = ""
+    audit_head: str = ""
+    metadata: dict[str, Any] = {}
+
+    @property
+    def episode_id(self) -> str:
+        """The text form of the attempt id."""
+        return str(self.attempt_id)
+
+    @property
+    def purpose(self) -> Purpose:
+        """What it was played for."""
+        return self.attempt_id.purpose
+
+    @property
+    def dispatch_sequence(self) -> int:
+        """The dense group number of P10."""
+        return self.attempt_id.group
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest version over all action tokens, None for an episode without any (case T20)."""
+        return min((v for turn in self.turns if (v := turn.oldest_version) is not None), default=None)
+
+    @property
+    def action_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(int(turn.action_mask.sum()) for turn in self.turns)
