@@ -1,0 +1,1 @@
+"""Measuring a policy from stored episodes and their rewards."""

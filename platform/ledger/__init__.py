@@ -1,0 +1,1 @@
+"""The ledger: episode queue and head in one place (P4). docs/ledger.md is the map."""

@@ -1,0 +1,8 @@
+-- Become the learner: a new fence; leases and reservations of the old one are void.
+-- KEYS: 1 {run}:meta; writes meta, reserved, leased, ready, g:N.  ARGV: holder.
+-- Reply: OK, fence.
+begin()
+redis.call('HSET', META, 'holder', ARGV[1])
+redis.call('DEL', PREFIX .. 'reserved')
+for _, group in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do requeue(group) end
+return { 'OK', redis.call('HINCRBY', META, 'fence', 1) }

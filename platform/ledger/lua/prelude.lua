@@ -1,0 +1,205 @@
+-- What every transition shares. Loaded in front of each script; the rules are those of policy.py and books.py.
+--
+-- KEYS[1] is always {run}:meta; all other keys are derived from it and share its hash tag (P4):
+--   {run}:meta      hash    head next_number fence sequence dispatched zero_variance score_sum score_count
+--                           payload_bytes revision stop_reason
+--   {run}:limits    hash    LedgerLimits, written by the first connection
+--   {run}:fates     hash    fate -> attempts            {run}:refused   hash    verdict -> puts
+--   {run}:versions  hash    number -> "parent batches fence content_hash"
+--   {run}:reserved  hash    staged number -> fence      {run}:heads     stream  wakes those who watch the head
+--   {run}:open      zset    group -> deadline           {run}:ready     zset    group -> group
+--   {run}:leased    zset    group -> end of the lease   {run}:consumed  zset    group -> consuming version
+--   {run}:g:N       hash    one unfinished group (P10): version size dispatched state ended live low high oldest
+--                           bytes deliveries fence target consumed_by, and for slot i: i:attempt i:state i:hash
+--                           i:payload i:file i:score i:oldest i:fate (absent: attempt 0, running)
+--   {run}:clock     string  for tests and simulations only: seconds that stand in for the server's time
+--
+-- A reply is {'OK', ...} or {KIND, message}; KIND is FENCED, REFUSED or ERROR. Scripts never raise on purpose, so that
+-- what time alone has changed is kept even when the request itself is refused.
+
+local META = KEYS[1]
+local PREFIX = string.sub(META, 1, -5)
+local FATES, REFUSED, VERSIONS = PREFIX .. 'fates', PREFIX .. 'refused', PREFIX .. 'versions'
+local OPEN, READY = PREFIX .. 'open', PREFIX .. 'ready'
+local LEASED, CONSUMED = PREFIX .. 'leased', PREFIX .. 'consumed'
+local IN_FLIGHT = 'in_flight'
+local NO_VERSION = -1
+local SWEPT = '-'
+
+local function group_key(group) return PREFIX .. 'g:' .. group end
+local function meta(field) return redis.call('HGET', META, field) end
+local function limit(field) return tonumber(redis.call('HGET', PREFIX .. 'limits', field)) end
+local function seconds(value) return string.format('%.6f', value) end
+
+local function number(key, field)
+  return tonumber(redis.call('HGET', key, field) or 0)
+end
+
+local function head()
+  return tonumber(meta('head') or NO_VERSION)
+end
+
+-- P12: time is the server's.
+local function server_time()
+  local fixed = redis.call('GET', PREFIX .. 'clock')
+  if fixed then return tonumber(fixed) end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+
+-- P3: fates move with the state, in the same step.
+local function move_fate(count, before, after)
+  if count == 0 then return end
+  redis.call('HINCRBY', FATES, before, 0 - count)
+  redis.call('HINCRBY', FATES, after, count)
+end
+
+local function dispatch(count)
+  redis.call('HINCRBY', META, 'dispatched', count)
+  redis.call('HINCRBY', FATES, IN_FLIGHT, count)
+end
+
+-- Lineage -------------------------------------------------------------------------------------------------------------
+
+local nodes = {}
+local function node(version)
+  if nodes[version] == nil then
+    local text = redis.call('HGET', VERSIONS, version)
+    if not text then return nil end
+    local parent, batches = string.match(text, '^(%-?%d+) (%d+) ')
+    nodes[version] = { parent = tonumber(parent), batches = tonumber(batches) }
+  end
+  return nodes[version]
+end
+
+-- P14, as policy.path_lag: most + 1 stands for everything above the limit.
+local function path_lag(parent, ahead, version, most)
+  if not node(parent) or not node(version) then return most + 1 end
+  local upper, lower = parent, version
+  local total = node(parent).batches + ahead + node(version).batches
+  while true do
+    local lag = total - node(upper).batches - node(lower).batches
+    if lag > most then return most + 1 end
+    if upper == lower then return lag end
+    if upper > lower then upper = node(upper).parent else lower = node(lower).parent end
+    if upper == NO_VERSION or lower == NO_VERSION then return most + 1 end
+  end
+end
+
+local function is_ancestor(ancestor, version)
+  while version > ancestor and node(version) do version = node(version).parent end
+  return version == ancestor and node(version) ~= nil
+end
+
+local function group_lag(group, parent, ahead, most)
+  local worst = 0
+  for version in string.gmatch(redis.call('HGET', group_key(group), 'oldest'), '%-?%d+') do
+    worst = math.max(worst, path_lag(parent, ahead, tonumber(version), most))
+  end
+  return worst
+end
+
+-- Groups --------------------------------------------------------------------------------------------------------------
+
+-- Negative counts are written as 0 - n: Lua's -0 is no integer to the server.
+local function forget_payload(group, slot, size_bytes)
+  redis.call('HDEL', group_key(group), slot .. ':payload')
+  redis.call('HINCRBY', group_key(group), 'bytes', 0 - size_bytes)
+  redis.call('HINCRBY', META, 'payload_bytes', 0 - size_bytes)
+end
+
+-- P10: a finished group leaves no key.
+local function delete_group(group)
+  local key = group_key(group)
+  redis.call('HINCRBY', META, 'payload_bytes', 0 - number(key, 'bytes'))
+  for _, index in ipairs({ OPEN, READY, LEASED, CONSUMED }) do redis.call('ZREM', index, group) end
+  redis.call('DEL', key)
+end
+
+local function drop_group(group, reason)
+  move_fate(number(group_key(group), 'live'), IN_FLIGHT, 'dropped:' .. reason)
+  delete_group(group)
+end
+
+local function to_ready(group)
+  for _, index in ipairs({ OPEN, LEASED, CONSUMED }) do redis.call('ZREM', index, group) end
+  redis.call('HSET', group_key(group), 'state', 'ready')
+  redis.call('ZADD', READY, group, group)
+end
+
+-- A leased or consumed group may be delivered again; after a stop nobody would come for it.
+local function requeue(group)
+  if meta('stop_reason') then drop_group(group, 'stopped') else to_ready(group) end
+end
+
+-- P20: all slots have ended, so the group becomes ready or leaves at once.
+local function close_group(group)
+  local key = group_key(group)
+  local live = number(key, 'live')
+  if live < limit('min_group') then
+    drop_group(group, 'too_few')
+  elseif limit('drop_zero_variance') == 1 and number(key, 'low') == number(key, 'high') then
+    redis.call('HINCRBY', META, 'zero_variance', 1)
+    drop_group(group, 'zero_variance')
+  else
+    to_ready(group)
+  end
+end
+
+local function end_running(group, fate)
+  local key = group_key(group)
+  local size, ended = number(key, 'size'), number(key, 'ended')
+  move_fate(size - ended, IN_FLIGHT, fate)
+  for slot = 0, size - 1 do
+    if not redis.call('HGET', key, slot .. ':state') then
+      redis.call('HSET', key, slot .. ':state', 'ended', slot .. ':hash', SWEPT)
+    end
+  end
+  redis.call('HSET', key, 'ended', size)
+end
+
+local function is_leased_to(group, fence)
+  local found = redis.call('HMGET', group_key(group), 'state', 'fence')
+  return found[1] == 'leased' and tonumber(found[2]) == fence
+end
+
+-- Beginning -----------------------------------------------------------------------------------------------------------
+
+-- What time alone changes: groups over their deadline (case E7), learner leases that ran out.
+local function sweep(now)
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', seconds(now))) do
+    end_running(group, 'failed:infrastructure')
+    close_group(group)
+  end
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now))) do requeue(group) end
+end
+
+-- Every transition begins here; the revision of P8 never goes back.
+local function begin()
+  local now = server_time()
+  redis.call('HINCRBY', META, 'revision', 1)
+  sweep(now)
+  return now
+end
+
+local function fenced(fence)
+  local present = number(META, 'fence')
+  if fence == present then return nil end
+  return { 'FENCED', 'fence ' .. fence .. ' is not the present one, ' .. present
+    .. ': another learner holds the run' }
+end
+
+local function not_leased(fence, first)
+  for i = first, #ARGV do
+    if not is_leased_to(ARGV[i], fence) then
+      return { 'ERROR', 'group ' .. ARGV[i] .. ' is not leased to fence ' .. fence
+        .. '; its lease ran out or it is gone' }
+    end
+  end
+  return nil
+end
+
+local function move_head(version)
+  redis.call('HSET', META, 'head', version)
+  redis.call('XADD', PREFIX .. 'heads', 'MAXLEN', 16, '*', 'head', version)
+end

@@ -1,0 +1,76 @@
+"""The one table of metric names: file, terminal and Prometheus alike take them from here.
+
+A name says what is measured and its unit; `unit`, `kind` and `help` say the rest. A histogram is a map from bucket to
+count; a labelled counter is a map from label to count.
+"""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How a metric behaves over time."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    LABELLED = "labelled"
+
+
+class Metric(StrEnum):
+    """One metric. Its value is its name; `unit`, `kind` and `help` describe it."""
+
+    unit: str
+    kind: Kind
+    help: str
+
+    def __new__(cls, name: str, unit: str, kind: Kind, help: str) -> "Metric":
+        """Make the member `name` with its description."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.unit, member.kind, member.help = unit, kind, help
+        return member
+
+    TIME_S = ("time_s", "s", Kind.GAUGE, "When the record was written, seconds since the epoch")
+    STAGE = ("stage", "", Kind.GAUGE, "The stage of the run: an SFT stage's name, rl or eval")
+
+    SFT_STEP = ("sft_step", "steps", Kind.COUNTER, "Optimizer steps in the present SFT stage")
+    SFT_LOSS = ("sft_loss", "nats", Kind.GAUGE, "Cross entropy over action tokens of SFT traces")
+    SFT_SUCCESS = ("sft_success", "share", Kind.GAUGE, "Sampled success of the policy at the end of SFT: the baseline")
+
+    LEARNER_STEP = ("learner_step", "steps", Kind.COUNTER, "Optimizer steps of the learner")
+    POLICY_VERSION = ("policy_version", "", Kind.GAUGE, "Number of the newest published version")
+    LOSS = ("loss", "", Kind.GAUGE, "Policy loss, mean over the loss tokens of the step")
+    KL = ("kl", "nats", Kind.GAUGE, "Approximate divergence of the learner from the behaviour policy (k3)")
+    CLIP_SHARE = ("clip_share", "share", Kind.GAUGE, "Share of loss tokens whose ratio was clipped")
+    GRAD_NORM = ("grad_norm", "", Kind.GAUGE, "Gradient norm before clipping")
+    LOSS_TOKENS = ("loss_tokens", "tokens", Kind.GAUGE, "Tokens that entered the loss of the step")
+    GROUPS_TRAINED = ("groups_trained", "groups", Kind.GAUGE, "Groups in the learner's batch")
+    EPISODES_TRAINED = ("episodes_trained", "episodes", Kind.GAUGE, "Episodes in the learner's batch")
+    LEARNER_BUSY_S = ("learner_busy_s", "s", Kind.GAUGE, "Time that the step spent computing")
+    LEARNER_WAIT_S = ("learner_wait_s", "s", Kind.GAUGE, "Time that the step waited for its batch")
+    SCORE_MEAN = ("score_mean", "", Kind.GAUGE, "Mean score of the trained episodes; biased by what is dropped")
+    LAG = ("lag", "episodes", Kind.HISTOGRAM, "Trained episodes of the step by lag in learner batches (P14)")
+    LAG_MAX_TRAINED = ("lag_max_trained", "batches", Kind.GAUGE, "Largest lag trained on so far")
+    LAG_SHARE_GE1 = ("lag_share_ge1", "share", Kind.GAUGE, "Share of trained episodes with a lag of one or more")
+
+    SUCCESS = ("success", "share", Kind.GAUGE, "Mean score of all training episodes put lately, dropped ones included")
+    EVAL_SUCCESS = ("eval_success", "share", Kind.GAUGE, "Success on evaluation tasks")
+    EPISODES_PER_S = ("episodes_per_s", "episodes/s", Kind.GAUGE, "Episodes put a second")
+    TOKENS_PER_S = ("tokens_per_s", "tokens/s", Kind.GAUGE, "Tokens that the policy sampled a second")
+    EPISODES_RUNNING = ("episodes_running", "episodes", Kind.GAUGE, "Episodes in play")
+    EPISODE_S = ("episode_s", "s", Kind.GAUGE, "Mean duration of the episodes put lately")
+    TURNS_MEAN = ("turns_mean", "turns", Kind.GAUGE, "Mean turns of the policy in the episodes put lately")
+
+    DISPATCHED = ("dispatched", "attempts", Kind.COUNTER, "Attempts dispatched (P3)")
+    FATES = ("fates", "attempts", Kind.LABELLED, "Attempts by fate and reason (P3)")
+    PUTS_REFUSED = ("puts_refused", "attempts", Kind.LABELLED, "Refused puts by verdict (P2)")
+    GROUPS_OPEN = ("groups_open", "groups", Kind.GAUGE, "Groups whose members are still played")
+    GROUPS_READY = ("groups_ready", "groups", Kind.GAUGE, "Groups that wait for the learner: the queue's depth")
+    GROUPS_LEASED = ("groups_leased", "groups", Kind.GAUGE, "Groups that the learner holds")
+    QUEUE_BYTES = ("queue_bytes", "bytes", Kind.GAUGE, "Payload bytes in the queue's memory")
+
+    REPLICAS = ("replicas", "replicas", Kind.GAUGE, "Inference replicas in the pool")
+    REQUESTS_RUNNING = ("requests_running", "requests", Kind.GAUGE, "Generation requests in flight")
+    LOADED_VERSION = ("loaded_version", "", Kind.GAUGE, "Newest version that a replica holds")
+    LOAD_FAILURES = ("load_failures", "loads", Kind.COUNTER, "Versions that a replica failed to load")
+    OVERLAP = ("overlap", "share", Kind.GAUGE, "Share of the learner's busy time in which a generation or tool ran")

@@ -1,0 +1,124 @@
+"""The side tables of a run: rewards, fates and training receipts, which grow after an episode is written.
+
+Each writer adds whole JSON lines to a file of its own, `FOLDER/WRITER.jsonl`, so that writers never meet. Readers put
+the files together and join by episode id. A line that a crash tore is left out and counted; a line of a schema that
+this build does not know is refused.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import msgspec
+
+from headrace.platform.errors import SchemaError
+from headrace.platform.records.tables import FateRow, Receipt, RewardRow
+from headrace.platform.store.files import append_lines, open_url
+
+Row = TypeVar("Row", RewardRow, FateRow, Receipt)
+_SCHEMA_VERSION = 1
+
+
+class SideTable(Generic[Row]):
+    """One kind of row under one folder of a run root.
+
+    Args:
+        root_url: the run root.
+        writer: the name of the file that `append` adds to; a table that is only read needs none.
+    """
+
+    folder: ClassVar[str]
+    record: type[Row]
+
+    def __init__(self, root_url: str, writer: str = "") -> None:
+        self._fs, root = open_url(root_url)
+        self._folder = f"{root}/{self.folder}"
+        self._writer = writer
+        self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(self.record)
+        self.torn_lines = 0
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add rows at the end; they are with the operating system on return.
+
+        Raises:
+            ValueError: for a table that was opened for reading only.
+        """
+        if not self._writer:
+            raise ValueError(f"this {self.folder} table has no writer's name, so it can only be read")
+        if rows:
+            lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+            append_lines(self._fs, f"{self._folder}/{self._writer}.jsonl", lines)
+
+    def rows(self) -> list[Row]:
+        """Every row of every writer, file by file, in the order written. Sets `torn_lines`.
+
+        Raises:
+            SchemaError: for a row that is JSON, but not a row of this table that this build reads.
+        """
+        self.torn_lines = 0
+        self._fs.invalidate_cache()
+        return [row for file in sorted(self._fs.glob(f"{self._folder}/*.jsonl")) for row in self._read(file)]
+
+    def _read(self, file: str) -> Iterator[Row]:
+        for number, line in enumerate(self._fs.cat_file(file).split(b"\n"), start=1):
+            if not line:
+                continue
+            try:
+                row = self._decoder.decode(line)
+            except msgspec.ValidationError as error:
+                raise SchemaError(f"{file}, line {number}: not a row of {self.folder}: {error}") from error
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self.torn_lines += 1
+                continue
+            if row.schema_version != _SCHEMA_VERSION:
+                raise SchemaError(
+                    f"{file}, line {number}: schema {row.schema_version}; this build reads {_SCHEMA_VERSION}"
+                )
+            yield row
+
+
+class RewardTable(SideTable[RewardRow]):
+    """Reward components by episode."""
+
+    folder = "rewards"
+    record = RewardRow
+
+    def by_episode(self) -> dict[str, list[RewardRow]]:
+        """The rows that count. A row that another one supersedes is left out, and the later of two of one grader."""
+        latest: dict[tuple[object, ...], RewardRow] = {}
+        replaced: set[tuple[object, ...]] = set()
+        for row in self.rows():
+            place = (row.episode_id, row.kind, row.turn, row.span)
+            latest[(*place, row.grader_version)] = row
+            if row.supersedes:
+                replaced.add((*place, row.supersedes))
+        return _grouped([row for key, row in latest.items() if key not in replaced])
+
+
+class FateTable(SideTable[FateRow]):
+    """What became of each attempt."""
+
+    folder = "fates"
+    record = FateRow
+
+    def by_episode(self) -> dict[str, FateRow]:
+        """The last row of each attempt: after a rollback an attempt is in flight once more (P6)."""
+        return {row.episode_id: row for row in self.rows()}
+
+
+class ReceiptTable(SideTable[Receipt]):
+    """How each episode was trained on."""
+
+    folder = "receipts"
+    record = Receipt
+
+    def by_episode(self) -> dict[str, list[Receipt]]:
+        """Every receipt; several where a rollback made the learner train on an episode again."""
+        return _grouped(self.rows())
+
+
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row.episode_id].append(row)
+    return dict(grouped)

@@ -1,0 +1,1 @@
+"""One fake beside each contract: small, typed, deterministic."""
