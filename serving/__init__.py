@@ -1,0 +1,1 @@
+"""The inference pool: engines, replicas, routing by pinned version, and the token door between processes."""

@@ -1,0 +1,93 @@
+"""One forward pass for the rows of a batch, whatever each of them still has to see.
+
+Owns the arrangement: rows with one new token (decoding) go together, longer ones (prefill) in groups of similar length.
+New tokens stand at the right of their group, padding at the left, so the last column is the one to sample from. Padding
+writes into the scratch slot and its results are never read.
+"""
+
+# B rows of a group, T new tokens a row, L positions looked at, V vocabulary
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from headrace.serving.kv_slots import SlotCache
+from headrace.serving.sampling import I64
+from headrace.serving.slot_table import SlotTable
+
+F32 = npt.NDArray[np.float32]
+_GROUP_TOKENS = 8192
+
+
+def groups(lengths: I64) -> Iterator[I64]:
+    """Indices of rows that go through the model together: similar in length, bounded in tokens with padding."""
+    order = np.argsort(lengths, kind="stable")
+    ascending = lengths[order]
+    start = 0
+    while start < len(order):
+        shortest = int(ascending[start])
+        widest = 1 if shortest == 1 else 2 * shortest
+        end = int(np.searchsorted(ascending, widest, side="right"))
+        end = max(start + 1, min(end, start + _GROUP_TOKENS // widest))
+        yield order[start:end]
+        start = end
+
+
+class ModelRunner:
+    """Runs models of one architecture over one table of slots."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._cache = SlotCache(table.positions)
+        self._last_only: dict[str, int] | None = None
+
+    def logits(self, model: nn.Module, rows: npt.NDArray[Any]) -> F32:
+        """Logits [B, V] for the token after each row's position; everything up to there is cached afterwards."""
+        slots, positions = rows["slot"].copy(), rows["position"].copy()
+        lengths = positions + 1 - self._table.cached[slots]
+        if int(lengths.max()) == 1:
+            return self._forward(model, slots, positions, lengths)
+        parts = [
+            (group, self._forward(model, slots[group], positions[group], lengths[group])) for group in groups(lengths)
+        ]
+        result = np.empty((len(rows), parts[0][1].shape[1]), np.float32)
+        for group, part in parts:
+            result[group] = part
+        return result
+
+    def clear(self, slots: list[int]) -> None:
+        """Zero what these slots hold."""
+        with torch.inference_mode():
+            self._cache.clear(torch.tensor(slots))
+
+    def _forward(self, model: nn.Module, slots: I64, positions: I64, lengths: I64) -> F32:
+        width = int(lengths.max())
+        columns = np.arange(width - 1, -1, -1)
+        at = positions[:, None] - columns
+        writes = slots[:, None] * self._table.positions + at
+        if width > 1:
+            padding = columns >= lengths[:, None]
+            at[padding] = 0
+            writes[padding] = 0
+        look = int(positions.max()) + 1
+        if self._last_only is None:
+            has_it = "logits_to_keep" in inspect.signature(model.forward).parameters
+            self._last_only = {"logits_to_keep": 1} if has_it else {}
+        with torch.inference_mode():
+            self._cache.aim(torch.from_numpy(slots), torch.from_numpy(writes.reshape(-1)), look)
+            where = torch.from_numpy(at)
+            output = model(
+                input_ids=torch.from_numpy(self._table.ids[slots[:, None], at].astype(np.int64)),
+                attention_mask=torch.arange(look) <= where[:, None, :, None],
+                position_ids=where,
+                past_key_values=self._cache,
+                use_cache=True,
+                **self._last_only,
+            )
+            logits: F32 = output.logits[:, -1].float().numpy()
+        return logits

@@ -1,0 +1,114 @@
+"""From a Hugging Face folder to a model that the engine can run.
+
+Owns what is accepted: all versions of an engine have one architecture, every tensor comes from the file, and the model
+is one whose cache and mask the engine can supply. Whatever is wrong is an EngineError that names the folder (case S4).
+"""
+
+import copy
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from headrace.platform.errors import EngineError
+
+_NOT_ARCHITECTURE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+
+
+class ModelLoader:
+    """Loads the versions of one engine.
+
+    Args:
+        max_positions: the longest context that the engine will ask for, in tokens.
+    """
+
+    def __init__(self, max_positions: int) -> None:
+        self._max_positions = max_positions
+        self._architecture: dict[str, Any] | None = None
+
+    def load(self, path: str, sibling: nn.Module | None) -> nn.Module:
+        """The model in the folder `path`, fp32, for inference.
+
+        Args:
+            path: a folder with config.json and safetensors.
+            sibling: a model of the same engine; where there is one, only the weights are read, which is many times
+                faster than building a model.
+
+        Raises:
+            EngineError: the folder is not readable, of another architecture, or of a kind that is not supported.
+        """
+        try:
+            config = json.loads((Path(path) / "config.json").read_text())
+            architecture = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
+            if self._architecture not in (None, architecture):
+                raise EngineError(f"{path} has another architecture than the versions that this engine holds")
+            model = _copy_with_weights(sibling, Path(path) / "model.safetensors") if sibling is not None else None
+            if model is None:
+                model = _from_pretrained(path)
+                _check_supported(model, self._max_positions)
+        except EngineError:
+            raise
+        except Exception as error:  # the boundary to files that anyone may have written
+            raise EngineError(f"cannot load the model in {path}: {type(error).__name__}: {error}") from error
+        self._architecture = architecture
+        return model.eval().requires_grad_(False)
+
+
+def _from_pretrained(path: str) -> nn.Module:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    model: nn.Module = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    # transformers fills what a file lacks with random numbers and only warns.
+    for fault in ("missing_keys", "mismatched_keys"):
+        if report.get(fault):
+            raise EngineError(f"{path} has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))[:5]}")
+    return model
+
+
+def _copy_with_weights(sibling: nn.Module, file: Path) -> nn.Module | None:
+    """A copy of `sibling` with the tensors of `file`; None where their names differ from the model's own, as in
+    sharded folders and old formats, which transformers knows how to read."""
+    if not file.is_file():
+        return None
+    stored = set(sibling.state_dict())
+    model = copy.deepcopy(sibling)
+    own = {name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()] if name in stored}
+    with safe_open(file, framework="pt") as tensors, torch.no_grad():
+        if set(tensors.keys()) != set(own):
+            return None
+        for name, tensor in own.items():
+            loaded = tensors.get_tensor(name)
+            if loaded.shape != tensor.shape:
+                raise EngineError(f"{file}: {name} is {tuple(loaded.shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(loaded)
+    return model
+
+
+def _check_supported(model: nn.Module, max_positions: int) -> None:
+    config: Any = model.config
+    name = type(model).__name__
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise EngineError(f"{name} takes no position_ids, so requests of different lengths cannot share a batch")
+    limit = getattr(config, "max_position_embeddings", None) or max_positions
+    if max_positions > limit:
+        raise EngineError(f"max_positions={max_positions} is more than the {limit} positions of this {name}")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if layer_types - {"full_attention", "sliding_attention"}:
+        raise EngineError(f"{name} has layers of kind {sorted(layer_types)}; the torch engine runs full attention")
+    if (not layer_types or "sliding_attention" in layer_types) and window is not None and window < max_positions:
+        raise EngineError(f"{name} looks back {window} positions only; set max_positions to {window} or less")

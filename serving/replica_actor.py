@@ -1,0 +1,32 @@
+"""A replica service in a Ray actor. Ray carries control only; tokens travel through the door."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+
+from headrace.serving.service import ReplicaService, ReplicaStats
+
+
+class _ReplicaActor:
+    """The shell around `ReplicaService`."""
+
+    async def start(self, build: Callable[[], Awaitable[ReplicaService]]) -> tuple[str, int]:
+        """Build and start the service; returns the door's address."""
+        self._service = await build()
+        return await self._service.start()
+
+    async def stats(self) -> ReplicaStats:
+        """See `ReplicaService.stats`."""
+        return self._service.stats()
+
+    async def busy_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        """See `ReplicaService.busy_intervals`."""
+        return self._service.busy_intervals(since_s)
+
+    async def close(self) -> None:
+        """See `ReplicaService.close`."""
+        await self._service.close()
+
+
+ReplicaActor: Any = ray.remote(_ReplicaActor)

@@ -1,0 +1,267 @@
+"""The pool routes by session, version and load, and survives replicas that come and go."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
+from headrace.platform.records import FinishReason, Generation, GenerationRequest, f32, i32
+from headrace.serving.door.client import DoorClient
+from headrace.serving.door.server import DoorServer
+from headrace.serving.pool import Pool
+
+WAIT_S = 10.0
+
+
+def a_request(session, version=1):
+    return GenerationRequest(f"key-{session}", session, i32([1]), version, 0)
+
+
+class Member:
+    """A replica's client whose requests wait while `gate` is closed."""
+
+    def __init__(self, replica, *versions):
+        self.replica = replica
+        self.held = list(versions)
+        self.on_versions = None
+        self.on_closed = None
+        self.closed = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error = None
+        self.served = []
+        self.released = []
+
+    async def generate(self, request):
+        self.served.append(request.session)
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return Generation(i32([2]), f32([-1.0]), FinishReason.STOP, (), self.replica)
+
+    async def release(self, session):
+        self.released.append(session)
+
+    def versions(self):
+        return self.held
+
+    async def close(self):
+        self.die()
+
+    def announce(self, *versions):
+        self.held = list(versions)
+        if self.on_versions is not None:
+            self.on_versions()
+
+    def die(self):
+        self.held = []
+        self.closed.set()
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+def a_pool(*members):
+    pool = Pool()
+    for member in members:
+        pool.add(member)
+    return pool
+
+
+async def within(awaitable):
+    return await asyncio.wait_for(awaitable, WAIT_S)
+
+
+async def asked(pool, *sessions, version=1):
+    """Start requests and let them reach their replicas."""
+    calls = [asyncio.ensure_future(pool.generate(a_request(session, version))) for session in sessions]
+    await asyncio.sleep(0)
+    return calls
+
+
+async def test_new_sessions_go_to_the_least_loaded():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    for member in (a, b):
+        member.gate.clear()
+    calls = await asked(pool, *"stuvwx")
+    assert pool.in_flight == {"a": 3, "b": 3}
+    b.gate.set()
+    await within(asyncio.gather(*(call for call, s in zip(calls, "stuvwx", strict=True) if s in b.served)))
+    assert pool.in_flight == {"a": 3, "b": 0}
+    b.gate.clear()
+    more = await asked(pool, "y", "z")
+    assert pool.in_flight == {"a": 3, "b": 2}
+    for member in (a, b):
+        member.gate.set()
+    await within(asyncio.gather(*calls, *more))
+    assert pool.in_flight == {"a": 0, "b": 0}
+
+
+async def test_a_session_stays_where_its_cache_is():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    homes = {}
+    for turn in range(3):
+        for session in "stuv":
+            replica = (await within(pool.generate(a_request(session)))).replica
+            assert homes.setdefault(session, replica) == replica, (session, turn)
+    assert sorted(homes.values()) == ["a", "a", "b", "b"]
+
+
+async def test_a_session_moves_when_its_replica_no_longer_holds_the_version():
+    a, b = Member("a", 1), Member("b")
+    pool = a_pool(a, b)
+    assert (await within(pool.generate(a_request("s")))).replica == "a"
+    a.announce(2)
+    b.announce(1)
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+    a.announce(1, 2)
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+
+
+async def test_release_goes_to_the_sessions_replica_once():  # P19
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    await within(pool.generate(a_request("s")))
+    for session in ("s", "s", "unknown"):
+        await pool.release(session)
+    assert (a.released, b.released) == (["s"], [])
+
+
+async def test_only_replicas_that_hold_the_version_are_asked():
+    a, b = Member("a", 1), Member("b", 1, 2)
+    pool = a_pool(a, b)
+    for session in "stu":
+        assert (await within(pool.generate(a_request(session, version=2)))).replica == "b"
+    assert a.served == []
+
+
+async def test_a_version_that_nobody_holds_is_unavailable():  # P23
+    pool = a_pool(Member("a", 1), Member("b", 2))
+    with pytest.raises(VersionUnavailable, match=r"none of 2 replicas holds version 3; held: \[1, 2\]"):
+        await within(pool.generate(a_request("s", version=3)))
+    with pytest.raises(VersionUnavailable, match="none of 0 replicas"):
+        await within(Pool().generate(a_request("s")))
+
+
+async def test_a_lost_replica_leaves_and_its_sessions_move():
+    a, b = Member("a", 1, 2), Member("b", 1)
+    pool = a_pool(a, b)
+    assert (await within(pool.generate(a_request("s")))).replica == "a"
+    assert list(pool.versions()) == [1, 2]
+    a.die()
+    assert pool.in_flight == {"b": 0}
+    assert list(pool.versions()) == [1]
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+    b.die()
+    with pytest.raises(VersionUnavailable):
+        await within(pool.generate(a_request("s")))
+
+
+async def test_a_replica_whose_engine_is_dead_leaves_and_one_with_an_error_stays():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    a.error, b.error = EngineDead("core gone"), EngineError("out of memory")
+    for session, error in (("s", EngineDead), ("t", EngineError)):
+        with pytest.raises(error):
+            await within(pool.generate(a_request(session)))
+    assert pool.in_flight == {"b": 0}
+
+
+async def test_cancelled_requests_are_no_longer_in_flight():
+    a = Member("a", 1)
+    a.gate.clear()
+    pool = a_pool(a)
+    (call,) = await asked(pool, "s")
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
+    assert pool.in_flight == {"a": 0}
+
+
+async def test_replicas_are_added_and_removed_while_requests_run():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a)
+    a.gate.clear()
+    (call,) = await asked(pool, "s")
+    pool.add(b)
+    assert pool.remove("a") is a
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+    a.gate.set()
+    assert (await within(call)).replica == "a"
+    with pytest.raises(ValueError, match="already in the pool"):
+        pool.add(Member("b", 1))
+    dead = Member("c", 1)
+    dead.closed.set()
+    with pytest.raises(EngineDead):
+        pool.add(dead)
+
+
+async def test_the_newest_version_is_the_newest_that_any_replica_holds():  # P22
+    a, b = Member("a"), Member("b")
+    pool = a_pool(a, b)
+    assert pool.newest_version() is None
+    a.announce(3)
+    b.announce(4, 5)
+    assert pool.newest_version() == 5
+    b.announce(4)
+    assert pool.newest_version() == 4
+
+
+async def test_waiting_for_a_version():
+    a = Member("a", 1)
+    pool = a_pool(a)
+    assert await pool.wait_version(1, timeout_s=WAIT_S) == 1
+    waiters = [asyncio.ensure_future(pool.wait_version(3, timeout_s=WAIT_S)) for _ in range(2)]
+    await asyncio.sleep(0)
+    a.announce(2)
+    a.announce(2, 4)
+    assert await within(asyncio.gather(*waiters)) == [4, 4]
+    with pytest.raises(DeadlineExceeded, match=r"version 9 or newer within 0\.02 s; held: \[2, 4\]"):
+        await pool.wait_version(9, timeout_s=0.02)
+
+
+async def test_a_new_replica_ends_the_wait():
+    pool = Pool()
+    waiter = asyncio.ensure_future(pool.wait_version(1, timeout_s=WAIT_S))
+    await asyncio.sleep(0)
+    pool.add(Member("a", 1))
+    assert await within(waiter) == 1
+
+
+async def test_over_real_doors():
+    class Engine:
+        def __init__(self):
+            self.held = [1]
+
+        async def generate(self, request):
+            return Generation(i32([2]), f32([-1.0]), FinishReason.STOP, ())
+
+        async def release(self, session):
+            return None
+
+        def versions(self):
+            return self.held
+
+    engines = [Engine(), Engine()]
+    servers = [DoorServer(engine, "token", f"replica-{n}") for n, engine in enumerate(engines)]
+    pool = Pool()
+    for server in servers:
+        pool.add(await DoorClient.connect(*await server.start(), "token"))
+    await within(asyncio.gather(*(pool.generate(a_request(f"s{n}")) for n in range(50))))
+    engines[1].held = [1, 2]
+    servers[1].announce_versions()
+    assert await pool.wait_version(2, timeout_s=WAIT_S) == 2
+    lost = asyncio.Event()
+    client = pool.remove("replica-1")
+    pool.add(client)
+    inner = client.on_closed
+    client.on_closed = lambda: (inner(), lost.set())
+    await servers[1].close()
+    await within(lost.wait())
+    assert list(pool.versions()) == [1]
+    await within(pool.generate(a_request("s1")))
+    await pool.close()
+    await servers[0].close()
+    assert pool.in_flight == {}
