@@ -1,0 +1,1 @@
+"""The learner's side: batches, advantages, losses, backends, checkpoints, publishing."""

@@ -1,0 +1,30 @@
+"""The learner in a Ray actor."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+
+from headrace.trainer.learner import Learner
+from headrace.trainer.report import StepReport
+
+
+class _LearnerActor:
+    """The shell around `Learner`."""
+
+    async def start(self, build: Callable[[], Awaitable[tuple[Learner, Callable[[], Awaitable[None]]]]]) -> int:
+        """Build the learner and take the run over; returns the head."""
+        self._learner, self._closing = await build()
+        return await self._learner.start()
+
+    async def step(self) -> StepReport:
+        """See `Learner.step`."""
+        return await self._learner.step()
+
+    async def close(self) -> None:
+        """Give leases back and release connections."""
+        await self._learner.close()
+        await self._closing()
+
+
+LearnerActor: Any = ray.remote(_LearnerActor)

@@ -1,0 +1,76 @@
+"""Small models from random weights, and model folders.
+
+The initialisation is the one with which the lookup task is learnt on every seed: embeddings N(0, 0.02), linear layers
+N(0, 1/sqrt(fan_in)), and half of that for the layers that write into the residual stream. It depends on the seed
+alone and leaves the process's random state as it was.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from headrace.platform.config.model import TinyLlamaConfig
+from headrace.trainer.weights import WEIGHT_FILE, constant_files, weight_file
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+EMBEDDING_STD = 0.02
+_RESIDUAL_WRITERS = ("o_proj.weight", "down_proj.weight")
+
+
+def build_tiny_llama(
+    config: TinyLlamaConfig, vocab_size: int, seed: int, pad_token_id: int, eos_token_id: int
+) -> "LlamaForCausalLM":
+    """A Llama with tied embeddings in fp32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    make: Any = LlamaForCausalLM
+    shape = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden,
+        intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=config.max_positions,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        pad_token_id=pad_token_id,
+        bos_token_id=None,
+        eos_token_id=eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = make(shape).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, _std(name, parameter.shape[1]), generator=generator)
+    model.eval()
+    return cast("LlamaForCausalLM", model)
+
+
+def load_folder(folder: str | Path) -> Any:
+    """The causal language model of a Hugging Face folder, in fp32 and evaluation mode. Touches no network."""
+    from transformers import AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_pretrained
+    return make(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def save_folder(model: torch.nn.Module, folder: str | Path, tokenizer: Mapping[str, bytes]) -> None:
+    """Write a Hugging Face folder: configuration, weights and the given tokenizer files by name."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    for name, data in {**constant_files(model, tokenizer), WEIGHT_FILE: weight_file(model)}.items():
+        (path / name).write_bytes(data)
+
+
+def _std(name: str, fan_in: int) -> float:
+    if "embed_tokens" in name:
+        return EMBEDDING_STD
+    return (0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0) / math.sqrt(fan_in)

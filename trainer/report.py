@@ -1,0 +1,39 @@
+"""What a learner step reports: one flat record for metrics, summary and terminal."""
+
+import msgspec
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One learner step.
+
+    `step` counts from 1. `version` is the head after the step and `published` says whether this step made it.
+    `batches` is B of the weights after the step (P14). `loss`, `kl`, `clip_share` and `ratio_mean` are means over
+    `loss_tokens`; `score_mean` is over the `episodes` of the batch, in `groups` groups. `lags` counts trained
+    episodes by lag, in learner batches. `busy` is the interval spent on the batch, computing and publishing, in
+    seconds since the epoch; `wait_s` is what was spent waiting for it. `dropped` counts groups that the learner
+    itself refused, by reason.
+    """
+
+    step: int
+    version: int
+    published: bool
+    batches: int
+    groups: int
+    episodes: int
+    loss_tokens: int
+    loss: float
+    kl: float
+    clip_share: float
+    ratio_mean: float
+    grad_norm: float
+    lr: float
+    score_mean: float
+    lags: dict[int, int]
+    busy: tuple[float, float]
+    wait_s: float
+    dropped: dict[str, int] = {}
+
+    @property
+    def busy_s(self) -> float:
+        """Length of the busy interval."""
+        return self.busy[1] - self.busy[0]

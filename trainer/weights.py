@@ -1,0 +1,73 @@
+"""A model as the files of a Hugging Face folder, in memory.
+
+The constant files (configuration, tokenizer) are made once; `weight_file` serialises the tensors alone, so that
+publishing a small model after every step is cheap. Tied tensors are written once, under their first name.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+WEIGHT_FILE = "model.safetensors"
+_TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".jinja"}
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """Every small file of a model folder that is neither weights nor the model's configuration."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and path.suffix in _TOKENIZER_SUFFIXES
+        and not path.name.endswith(".index.json")
+        and path.name not in ("config.json", "generation_config.json")
+    }
+
+
+def constant_files(model: Any, tokenizer: Mapping[str, bytes]) -> dict[str, bytes]:
+    """config.json, generation_config.json where the model has one, and the tokenizer's files."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        made = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    return made | dict(tokenizer)
+
+
+def weight_file(model: torch.nn.Module) -> bytes:
+    """The model's parameters and persistent buffers as safetensors."""
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.numel() and tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor.detach().cpu().contiguous()
+    return save(tensors, metadata={"format": "pt"})
+
+
+def load_weight_file(model: torch.nn.Module, data: bytes) -> None:
+    """Copy tensors that `weight_file` wrote into `model`, in place.
+
+    Raises:
+        ValueError: when names or shapes are not those of `model`.
+    """
+    own = model.state_dict()
+    tensors = load(data)
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(f"the weights hold {name} {tuple(tensor.shape)}, which this model does not have")
+    covered = {own[name].data_ptr() for name in tensors}
+    missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in covered)
+    if missing:
+        raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} more tensors of this model")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
