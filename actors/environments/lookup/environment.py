@@ -1,0 +1,93 @@
+"""The lookup world itself: reads are tool calls, anything else is the answer and ends the episode."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from headrace.actors.environments.base import ReplayedEnvironment
+from headrace.platform.errors import ConfigError
+from headrace.platform.hashing import hash_value
+from headrace.platform.records.message import (
+    Cost,
+    Message,
+    Observation,
+    RewardComponent,
+    StepResult,
+    Task,
+    ToolCall,
+    ToolSpec,
+)
+from headrace.platform.records.status import RewardKind, Role, Status
+
+_GET = ToolSpec(
+    name="get",
+    description="Read one key of the store. Answers KEY=VALUE, KEY=@OTHER (look there), or ? for an unknown key.",
+    parameters={"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+)
+
+
+class LookupEnvironment(ReplayedEnvironment):
+    """One session.
+
+    Args:
+        latency_s: mean of a seeded exponential delay before each read; 0 answers at once.
+    """
+
+    name = "lookup"
+    version = "1"
+
+    def __init__(self, latency_s: float = 0.0) -> None:
+        super().__init__()
+        if latency_s < 0:
+            raise ConfigError(f"lookup: latency_s must be at least 0, not {latency_s}")
+        self._latency_s = latency_s
+        self._chain: list[str] = []
+        self._answer = ""
+        self._reads: list[str] = []
+        self._delays = random.Random(0)
+
+    def tools(self) -> Sequence[ToolSpec]:
+        """See `Environment.tools`."""
+        return (_GET,)
+
+    def _fresh(self) -> "LookupEnvironment":
+        return LookupEnvironment(self._latency_s)
+
+    async def _reset(self, task: Task, seed: int) -> Observation:
+        self._chain, self._answer = list(task.data["chain"]), str(task.data["answer"])
+        self._reads = []
+        self._delays = random.Random(seed)
+        return Observation((Message(Role.USER, f"find {self._chain[0]}"),), hash_value(self._state("asked")))
+
+    async def _step(self, message: Message) -> StepResult:
+        if not message.tool_calls:
+            right = message.content == self._answer
+            return StepResult(
+                rewards=(RewardComponent(RewardKind.OUTCOME, float(right)),),
+                terminated=True,
+                state_hash=hash_value(self._state(f"answered {message.content}")),
+            )
+        if self._latency_s:
+            await asyncio.sleep(self._delays.expovariate(1 / self._latency_s))
+        answers = [self._read(call) for call in message.tool_calls]
+        return StepResult(
+            messages=tuple(
+                Message(Role.TOOL, answer or "?", tool_call_id=call.call_id)
+                for call, answer in zip(message.tool_calls, answers, strict=True)
+            ),
+            status=Status.OK if all(answers) else Status.MODEL_INVALID_ACTION,
+            cost=Cost(tool_calls=len(answers)),
+            state_hash=hash_value(self._state("reading")),
+        )
+
+    def _read(self, call: ToolCall) -> str:
+        """What the store says, empty for a tool or key that does not exist."""
+        key = str(call.arguments.get("key", ""))
+        self._reads.append(f"{call.name} {key}")
+        if call.name != _GET.name or key not in self._chain:
+            return ""
+        index = self._chain.index(key)
+        return f"{key}=@{self._chain[index + 1]}" if index + 1 < len(self._chain) else f"{key}={self._answer}"
+
+    def _state(self, phase: str) -> list[object]:
+        return [self._chain, self._answer, self._reads, phase]

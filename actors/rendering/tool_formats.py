@@ -1,0 +1,94 @@
+"""How a family of models writes tool calls as text. One class a format, built by `build_tool_format`."""
+
+import json
+import re
+from typing import Any, Protocol
+
+from headrace.platform.contracts import ParsedMessage
+from headrace.platform.errors import ConfigError
+from headrace.platform.records.message import ToolCall
+
+
+class ToolFormat(Protocol):
+    """Reads tool calls out of the text of an assistant turn."""
+
+    def parse(self, text: str) -> ParsedMessage:
+        """Content and calls, or an `error` that tells the model what is wrong. Never raises."""
+
+
+class InlineToolFormat:
+    """`<call>NAME ARG ARG</call>`: few tokens, for small models. Arguments are positional, split at spaces."""
+
+    def __init__(self, parameters: dict[str, list[str]]) -> None:
+        self._parameters = parameters
+
+    def parse(self, text: str) -> ParsedMessage:
+        """See `ToolFormat.parse`."""
+        if "<call>" not in text and "</call>" not in text:
+            return ParsedMessage(text)
+        content, opened, rest = text.partition("<call>")
+        calls: list[ToolCall] = []
+        while opened:
+            body, closed, rest = rest.partition("</call>")
+            if not closed or "<call>" in body:
+                return ParsedMessage(content, error="a tool call is opened with <call> but not closed with </call>")
+            name, *values = body.split() or [""]
+            names = self._parameters.get(name, [])
+            if len(values) != len(names) and name in self._parameters:
+                return ParsedMessage(content, error=f"{name} takes {len(names)} arguments: {', '.join(names)}")
+            arguments = dict(zip(names, values, strict=False))
+            calls.append(ToolCall(name, arguments, f"call_{len(calls)}"))
+            between, opened, rest = rest.partition("<call>")
+            if between:
+                return ParsedMessage(content, error="nothing may follow a tool call in the same turn")
+        return ParsedMessage(content, tool_calls=tuple(calls))
+
+
+class HermesToolFormat:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen models write it."""
+
+    _block = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+    def parse(self, text: str) -> ParsedMessage:
+        """See `ToolFormat.parse`."""
+        reasoning, text = _split_reasoning(text)
+        if text.count("<tool_call>") != text.count("</tool_call>"):
+            return ParsedMessage(text, reasoning, error="a <tool_call> is not closed with </tool_call>")
+        calls: list[ToolCall] = []
+        for match in self._block.finditer(text):
+            call = _json_call(match.group(1), f"call_{len(calls)}")
+            if isinstance(call, str):
+                return ParsedMessage(self._block.sub("", text).strip(), reasoning, error=call)
+            calls.append(call)
+        return ParsedMessage(self._block.sub("", text).strip(), reasoning, tuple(calls))
+
+
+def _split_reasoning(text: str) -> tuple[str, str]:
+    head, closed, tail = text.partition("</think>")
+    return (head.removeprefix("<think>").strip(), tail) if closed else ("", text)
+
+
+def _json_call(body: str, call_id: str) -> ToolCall | str:
+    try:
+        call: Any = json.loads(body)
+    except ValueError as error:
+        return f"the tool call is not valid JSON: {error}"
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return 'a tool call is a JSON object with "name" and "arguments"'
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return f'"arguments" of {call["name"]} must be a JSON object, not {type(arguments).__name__}'
+    return ToolCall(call["name"], arguments, call_id)
+
+
+def build_tool_format(kind: str, parameters: dict[str, list[str]]) -> ToolFormat:
+    """The format named `kind`.
+
+    Raises:
+        ConfigError: for an unknown kind.
+    """
+    if kind == "inline":
+        return InlineToolFormat(parameters)
+    if kind == "hermes":
+        return HermesToolFormat()
+    raise ConfigError(f"unknown tool format {kind!r}; known: hermes, inline")

@@ -1,0 +1,294 @@
+"""The rollout worker: plays groups for as long as the ledger has room for them.
+
+    ledger ── admit ──► [admission loop] ── a task per attempt ──► play_episode ──► finished ──► [delivery loop] ──► put
+                 ▲                                   ▲                                              │
+                 └── room: freed by put, lease, drop └────────────── retry in the same slot ◄───────┘
+
+- The admission loop consumes ledger room and free places; it waits for whichever is missing. Places are freed by
+  finished attempts, room by the learner and by groups that leave at once (P20).
+- Attempts wait for the engine and the world, each under a deadline.
+- The delivery loop consumes finished episodes; it never blocks on the ledger for room (P19).
+- The cancellation loop asks which running groups are not worth going on with.
+
+Works with or without Ray; `rollout_actor.py` is the shell around it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.actors.delivery import Delivery
+from headrace.actors.episode import play_episode
+from headrace.actors.outcomes import EpisodeOutcome, WorkerStats, outcome_of
+from headrace.actors.plan import EpisodePlan, PlayedEpisode
+from headrace.actors.sampling import sampling_params
+from headrace.actors.worlds import Setting, Worlds
+from headrace.platform.contracts import Renderer, TokenGenerator
+from headrace.platform.records.delivery import GroupTicket, Outcome, Submission, Verdict
+from headrace.platform.records.episode import Digests
+from headrace.platform.records.ids import AttemptId
+from headrace.platform.records.status import Purpose, StopReason
+from headrace.platform.records.versions import VersionRef
+
+_log = logging.getLogger(__name__)
+_MAX_DELIVERY = 512
+
+
+@dataclass(kw_only=True, slots=True)
+class WorkerSettings:
+    """What a worker needs to know besides its parts."""
+
+    run: str
+    worker_id: str
+    policy_id: str
+    group_size: int
+    max_episodes: int
+    request_deadline_s: float
+    digests: Digests = field(default_factory=Digests)
+    idle_s: float = 0.01
+    cancel_every_s: float = 1.0
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    ticket: GroupTicket
+    slots_left: int
+
+
+class RolloutWorker:
+    """Plays training groups in the background and evaluation episodes on request.
+
+    Args:
+        newest_version: the newest version that the pool can serve, None while there is none.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        worlds: Worlds,
+        renderer: Renderer,
+        generator: TokenGenerator,
+        newest_version: Callable[[], int | None],
+        delivery: Delivery,
+        evaluation_worlds: Callable[[str], Worlds],
+    ) -> None:
+        self._settings = settings
+        self._worlds = worlds
+        self._renderer = renderer
+        self._generator = generator
+        self._newest_version = newest_version
+        self._delivery = delivery
+        self._evaluation_worlds = evaluation_worlds
+        self._attempts: dict[AttemptId, asyncio.Task[None]] = {}
+        self._groups: dict[int, _OpenGroup] = {}
+        self._finished: asyncio.Queue[PlayedEpisode] = asyncio.Queue()
+        self._place_freed = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._statuses: Counter[str] = Counter()
+        self._faults: deque[str] = deque(maxlen=8)
+        self._tool_busy: deque[tuple[float, float]] = deque(maxlen=65536)
+
+    async def start(self) -> None:
+        """Begin to play training groups."""
+        for loop in (self._admission_loop, self._delivery_loop, self._cancellation_loop):
+            self._loops.append(asyncio.create_task(loop(), name=loop.__name__.strip("_")))
+
+    async def stop(self) -> None:
+        """Admit nothing more, cancel what runs and tell the ledger, deliver what is finished."""
+        loops, self._loops = self._loops, []
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self._cancel(list(self._attempts))
+        while not self._finished.empty():
+            await self._deliver(self._take_finished())
+
+    def stats(self) -> WorkerStats:
+        """Counts since the start, and the last faults.
+
+        Raises:
+            Exception: whatever ended one of the worker's loops.
+        """
+        for loop in self._loops:
+            if loop.done() and not loop.cancelled() and (error := loop.exception()):
+                raise error
+        return WorkerStats(
+            worker_id=self._settings.worker_id,
+            running=len(self._attempts),
+            statuses=dict(self._statuses),
+            faults=tuple(self._faults),
+        )
+
+    def tool_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        """When tools ran, as (start, end) in seconds since the epoch, for calls that ended after `since_s`."""
+        return [interval for interval in self._tool_busy if interval[1] >= since_s]
+
+    async def evaluate(self, version: int, split: str, positions: Sequence[int], index: int) -> list[EpisodeOutcome]:
+        """Play the tasks at `positions` of `split` once each with `version`; evaluation number `index` of the run."""
+        worlds = self._evaluation_worlds(split)
+        places = asyncio.Semaphore(self._settings.max_episodes)
+
+        async def one(position: int) -> PlayedEpisode:
+            async with places:
+                attempt_id = AttemptId(self._settings.run, position, index, 0, Purpose.EVAL)
+                return await self._play(attempt_id, worlds, worlds.setting(position), version, time.time())
+
+        played = await asyncio.gather(*(one(position) for position in positions))
+        for start in range(0, len(played), _MAX_DELIVERY):
+            await self._delivery.deliver(played[start : start + _MAX_DELIVERY])
+        return [outcome_of(each) for each in played]
+
+    async def play_round(self, groups: int) -> int:
+        """Admit up to `groups` groups, play them and deliver them in order; returns how many were admitted.
+
+        The lock-step form of the loops below, for the in-process runtime.
+        """
+        version = self._newest_version()
+        if version is None:
+            return 0
+        admission = await self._delivery.ledger.admit(version, self._settings.group_size, groups)
+        run = self._settings.run
+        waiting = [
+            AttemptId(run, ticket.group, sample) for ticket in admission.tickets for sample in range(ticket.size)
+        ]
+        for ticket in admission.tickets:
+            self._groups[ticket.group] = _OpenGroup(ticket, ticket.size)
+        while waiting:
+            played = await asyncio.gather(*(self._play_attempt(attempt_id) for attempt_id in waiting))
+            waiting = await self._deliver(played)
+        return len(admission.tickets)
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    async def _admission_loop(self) -> None:
+        size = self._settings.group_size
+        while True:
+            self._place_freed.clear()
+            free = self._settings.max_episodes - len(self._attempts)
+            version = self._newest_version()
+            if free < size or version is None:
+                await _wait(self._place_freed, self._settings.idle_s)
+                continue
+            admission = await self._delivery.ledger.admit(version, size, free // size)
+            for ticket in admission.tickets:
+                for attempt_id in self._open(ticket):
+                    self._spawn(attempt_id)
+            if not admission.tickets:
+                await _wait(self._place_freed, self._settings.idle_s)
+
+    async def _delivery_loop(self) -> None:
+        while True:
+            first = await self._finished.get()
+            for attempt_id in await self._deliver([first, *self._take_finished(_MAX_DELIVERY - 1)]):
+                self._spawn(attempt_id)
+
+    async def _cancellation_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.cancel_every_s)
+            for notice in await self._delivery.ledger.cancelled(list(self._groups)):
+                attempts = [attempt_id for attempt_id in self._attempts if attempt_id.group == notice.group]
+                if attempts:
+                    _log.info("group %d is abandoned: %s", notice.group, notice.reason)
+                    await self._cancel(attempts)
+
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def _open(self, ticket: GroupTicket) -> list[AttemptId]:
+        self._groups[ticket.group] = _OpenGroup(ticket, ticket.size)
+        return [AttemptId(self._settings.run, ticket.group, sample) for sample in range(ticket.size)]
+
+    def _spawn(self, attempt_id: AttemptId) -> None:
+        task = asyncio.create_task(self._attempt(attempt_id), name=str(attempt_id))
+        self._attempts[attempt_id] = task
+        task.add_done_callback(lambda _: self._attempt_over(attempt_id))
+
+    def _attempt_over(self, attempt_id: AttemptId) -> None:
+        self._attempts.pop(attempt_id, None)
+        self._place_freed.set()
+
+    async def _attempt(self, attempt_id: AttemptId) -> None:
+        self._finished.put_nowait(await self._play_attempt(attempt_id))
+
+    async def _play_attempt(self, attempt_id: AttemptId) -> PlayedEpisode:
+        ticket = self._groups[attempt_id.group].ticket
+        setting = self._worlds.setting(attempt_id.group)
+        played = await self._play(attempt_id, self._worlds, setting, ticket.version, ticket.dispatched_s)
+        self._statuses[played.episode.status] += 1
+        if played.episode.stop_reason is StopReason.FAULT:
+            self._faults.append(f"{attempt_id}: {played.episode.fault}")
+        return played
+
+    async def _play(
+        self, attempt_id: AttemptId, worlds: Worlds, setting: Setting, version: int, dispatched_s: float
+    ) -> PlayedEpisode:
+        config, settings = setting.config, self._settings
+        plan = EpisodePlan(
+            attempt_id=attempt_id,
+            task=setting.task,
+            seed=setting.seed,
+            version=VersionRef(settings.policy_id, version),
+            sampling=sampling_params(config, self._renderer),
+            budgets=config.budgets.budgets(),
+            digests=settings.digests,
+            reset_deadline_s=config.reset_deadline_s,
+            step_deadline_s=config.step_deadline_s,
+            request_deadline_s=settings.request_deadline_s,
+            dispatched_s=dispatched_s,
+            worker_id=settings.worker_id,
+        )
+        environment = worlds.async_environment(config)
+        began = time.time()
+        played = await play_episode(plan, environment, self._renderer, self._generator)
+        for turn in played.episode.turns:
+            if turn.tool_calls:
+                self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))
+        return played
+
+    async def _cancel(self, attempts: Sequence[AttemptId]) -> None:
+        tasks = {attempt_id: self._attempts[attempt_id] for attempt_id in attempts if attempt_id in self._attempts}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        cancelled = [attempt_id for attempt_id, task in tasks.items() if task.cancelled()]
+        if cancelled:
+            await self._delivery.ledger.put(
+                [Submission(attempt_id=each, outcome=Outcome.CANCELLED, reason="stopped") for each in cancelled]
+            )
+        for attempt_id in cancelled:
+            self._slot_over(attempt_id)
+
+    # --- delivery -----------------------------------------------------------------------------------------------------
+
+    def _take_finished(self, most: int = _MAX_DELIVERY) -> list[PlayedEpisode]:
+        return [self._finished.get_nowait() for _ in range(min(most, self._finished.qsize()))]
+
+    async def _deliver(self, played: Sequence[PlayedEpisode]) -> list[AttemptId]:
+        """Store and put; returns the attempts to play next in slots that get another try."""
+        again: list[AttemptId] = []
+        for attempt_id, reply in await self._delivery.deliver(played):
+            if reply.verdict is Verdict.RETRY:
+                again.append(AttemptId(attempt_id.run, attempt_id.group, attempt_id.sample, reply.next_attempt))
+                continue
+            if reply.verdict.is_refusal:
+                _log.info("put of %s was refused: %s", attempt_id, reply.verdict)
+            self._slot_over(attempt_id)
+        return again
+
+    def _slot_over(self, attempt_id: AttemptId) -> None:
+        """The slot plays no more; with its last slot a group is forgotten."""
+        group = self._groups.get(attempt_id.group)
+        if group is not None:
+            group.slots_left -= 1
+            if group.slots_left == 0:
+                del self._groups[attempt_id.group]
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but not longer than `seconds`. (`asyncio.wait_for` of Python 3.11 can lose a cancellation.)"""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
