@@ -1,0 +1,1 @@
+"""Composition and operation: wiring, runtimes, recipes, command line."""

@@ -1,0 +1,54 @@
+"""The command line. Each command is a file; heavy libraries load only in the command that needs them.
+
+Exit codes: 0 done, 1 failed with a named cause, 2 wrong usage or configuration, 130 interrupted (resumable).
+"""
+
+import sys
+
+import typer
+
+from headrace import __version__
+from headrace.deploy.cli.inspect_run import inspect
+from headrace.deploy.cli.replay import replay
+from headrace.deploy.cli.sft import sft
+from headrace.deploy.cli.train import train
+from headrace.platform.errors import ConfigError, HeadraceError, NotFound
+
+app = typer.Typer(
+    name="headrace",
+    help="Train language-model agents by reinforcement learning while their episodes are still running.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (train, sft, inspect, replay):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a named cause on standard error and an exit code instead of a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    except (ConfigError, NotFound) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except HeadraceError as error:
+        typer.echo(f"failed: {error}", err=True)
+        sys.exit(1)

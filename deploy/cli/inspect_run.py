@@ -1,0 +1,88 @@
+"""`headrace inspect`: what a run, or one of its episodes, is made of."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json
+
+if TYPE_CHECKING:
+    from headrace.platform.store.run_root import RunRoot
+
+
+def inspect(
+    run: RunName,
+    episode: Annotated[str, typer.Argument(help="An episode id, or any unique prefix of it.")] = "",
+    runs_dir: RunsDir = "runs",
+    as_json: Json = False,
+) -> None:
+    """Show a run's summary and episodes, or one episode token by token.
+
+    Without EPISODE: the summary and some episodes to look at. With EPISODE: every turn, with prompt, trained and masked
+    tokens told apart, versions, rewards, hashes and status.
+    """
+    from headrace.deploy.inspection import episode_facts, run_facts
+    from headrace.platform.store.run_root import RunRoot
+
+    root = RunRoot.find(runs_dir, run)
+    if not episode:
+        facts = run_facts(root)
+        if as_json:
+            answer_json(facts)
+        else:
+            _print_run(root, facts)
+        return
+    facts = episode_facts(root, episode)
+    if as_json:
+        answer_json(facts)
+    else:
+        _print_episode(facts)
+
+
+def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{root.name}[/bold]  {root.url}")
+    for key, value in facts["summary"].items():
+        if key not in ("run", "root", "sft"):
+            console.print(f"  {key:18} {value}")
+    columns = ("episode_id", "purpose", "version", "status", "turns", "score", "fate")
+    table = Table(*columns)
+    for row in facts["episodes"]:
+        table.add_row(
+            *(str(row[key]) for key in ("episode_id", "purpose", "version", "status", "turns", "score", "fate"))
+        )
+    console.print(table)
+    console.print(f"{facts['episode_count']} episodes are stored. One of them:  headrace inspect {root.name} EPISODE")
+
+
+def _print_episode(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    styles = {"prompt": "dim", "trained": "bold green", "masked": "yellow", "action": "cyan"}
+    console.print(f"[bold]{facts['episode_id']}[/bold]  {facts['purpose']}  {facts['environment']}")
+    for key in ("task", "seed", "version", "status", "stop_reason", "fault", "fate", "duration_s", "final_state_hash"):
+        console.print(f"  {key:18} {facts[key]}")
+    legend = Text("  tokens: ")
+    for name, style in styles.items():
+        legend.append(f" {name} ", style=style)
+    console.print(legend)
+    for turn in facts["turns"]:
+        console.print(
+            f"\n[bold]turn {turn['turn']}[/bold] {turn['role']}  {turn['status']}"
+            + (f"  versions {turn['versions']}  advantage {turn['advantage']}" if turn["versions"] else "")
+        )
+        line = Text("  ")
+        for token in turn["tokens"]:
+            line.append(token["text"], style=styles[token["kind"]])
+        console.print(line)
+        hashes = {"observation": turn["observation_hash"], "state": turn["state_hash"]}
+        console.print("  " + "  ".join(f"{name} {value[:12]}" for name, value in hashes.items() if value), style="dim")
+    for reward in facts["rewards"]:
+        console.print(
+            f"\nreward {reward['kind']}: {reward['value'] if reward['valid'] else 'invalid'}  {reward['evidence']}"
+        )

@@ -1,0 +1,44 @@
+"""What every process of a run must know. Travels to actors; holds references to secrets, not secrets, but for the
+door token, which is made for one run and never written down.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.platform.config import RunConfig
+from headrace.platform.records.delivery import LedgerLimits
+
+POLICY_ID = "policy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunContext:
+    """One run.
+
+    `ledger_url` is the embedded server's, or the recipe's `queue.redis_url` with its references unresolved.
+    """
+
+    run: str
+    root: str
+    config: RunConfig
+    ledger_url: str = ""
+    door_token: str = field(default="", repr=False)
+    door_host: str = "127.0.0.1"
+
+    @property
+    def logs(self) -> Path:
+        """Where this run's processes write their logs."""
+        return Path(self.root) / "logs"
+
+    @property
+    def limits(self) -> LedgerLimits:
+        """What the ledger enforces."""
+        queue, learner = self.config.queue, self.config.learner
+        return LedgerLimits(
+            batch_groups=learner.batch_groups,
+            max_lag=queue.max_lag,
+            min_group=queue.min_group,
+            max_attempts=queue.max_attempts,
+            max_deliveries=queue.max_deliveries,
+            group_deadline_s=queue.group_deadline_s,
+        )

@@ -1,0 +1,132 @@
+"""Facts about stored runs and episodes, joined from the store and its side tables."""
+
+from pathlib import Path
+from typing import Any
+
+from headrace.actors.rendering import load_renderer
+from headrace.platform.contracts import Renderer
+from headrace.platform.records.episode import Episode
+from headrace.platform.records.tables import Receipt, RewardRow
+from headrace.platform.records.turn import Turn
+from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.run_root import RunRoot
+from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
+
+_SHOWN = 12
+
+
+def run_facts(root: RunRoot) -> dict[str, Any]:
+    """A run's summary and some of its episodes."""
+    rewards, fates = RewardTable(root.url).by_episode(), FateTable(root.url).by_episode()
+    rows: list[dict[str, Any]] = []
+    count = 0
+    for episode in EpisodeStore(root.url).iterate():
+        count += 1
+        if len(rows) < _SHOWN:
+            fate = fates.get(episode.episode_id)
+            rows.append(
+                {
+                    "episode_id": episode.episode_id,
+                    "purpose": episode.purpose,
+                    "version": episode.version.number,
+                    "status": episode.status,
+                    "turns": len(episode.views),
+                    "score": _score(rewards.get(episode.episode_id, [])),
+                    "fate": f"{fate.fate}:{fate.reason}".rstrip(":") if fate else "",
+                }
+            )
+    return {"run": root.name, "summary": root.read_summary(), "episodes": rows, "episode_count": count}
+
+
+def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
+    """Everything about one episode, its tokens told apart.
+
+    A token is "prompt" (the policy did not sample it), "trained" (it entered a loss), "masked" (sampled, but left out
+    of the loss, with a reason), or "action" (sampled in an episode that was not trained).
+    """
+    episode = EpisodeStore(root.url).find(prefix)
+    rewards = RewardTable(root.url).by_episode().get(episode.episode_id, [])
+    fate = FateTable(root.url).by_episode().get(episode.episode_id)
+    receipts = ReceiptTable(root.url).by_episode().get(episode.episode_id, [])
+    renderer = _renderer(root)
+    return {
+        "episode_id": episode.episode_id,
+        "purpose": episode.purpose,
+        "environment": f"{episode.environment} version {episode.environment_version}",
+        "task": episode.task.task_id,
+        "seed": episode.seed,
+        "version": str(episode.version),
+        "status": episode.status,
+        "stop_reason": episode.stop_reason,
+        "terminated": episode.terminated,
+        "truncated": episode.truncated,
+        "fault": f"{episode.fault_owner}: {episode.fault}" if episode.fault else "none",
+        "fate": f"{fate.fate}:{fate.reason}".rstrip(":") if fate else "",
+        "duration_s": round(episode.duration_s, 4),
+        "final_state_hash": episode.final_state_hash,
+        "score": _score(rewards),
+        "turns": _turns(episode, receipts[-1] if receipts else None, renderer),
+        "rewards": [
+            {"kind": row.kind, "value": row.value, "valid": row.valid, "turn": row.turn, "evidence": row.evidence}
+            for row in rewards
+        ],
+    }
+
+
+def _turns(episode: Episode, receipt: Receipt | None, renderer: Renderer | None) -> list[dict[str, Any]]:
+    advantages = iter(receipt.advantages if receipt else ())
+    facts: list[dict[str, Any]] = []
+    for index, turn in enumerate(episode.turns):
+        facts.append(
+            {
+                "turn": index,
+                "role": turn.role,
+                "status": turn.status,
+                "content": turn.content,
+                "versions": [f"v{s.version.number}[{s.start}:{s.end}]" for s in turn.version_spans],
+                "advantage": next(advantages, None) if turn.is_action else None,
+                "tool_calls": [f"{call.name}({call.arguments})" for call in turn.tool_calls],
+                "observation_hash": turn.observation_hash.canonical,
+                "state_hash": turn.state_hash.canonical,
+                "tokens": _tokens(turn, index, receipt, renderer),
+            }
+        )
+    return facts
+
+
+def _tokens(turn: Turn, index: int, receipt: Receipt | None, renderer: Renderer | None) -> list[dict[str, Any]]:
+    masked = {
+        position: span.reason
+        for span in (receipt.masked if receipt else ())
+        if span.turn == index
+        for position in range(span.start, span.end)
+    }
+    tokens: list[dict[str, Any]] = []
+    for position, token_id in enumerate(turn.token_ids.tolist()):
+        if not turn.action_mask[position]:
+            kind = "prompt"
+        elif receipt is None:
+            kind = "action"
+        else:
+            kind = "masked" if position in masked else "trained"
+        tokens.append(
+            {
+                "id": token_id,
+                "text": renderer.decode([token_id]) if renderer else f"{token_id} ",
+                "kind": kind,
+                "logprob": round(float(turn.behaviour_logprobs[position]), 5),
+            }
+        )
+    return tokens
+
+
+def _renderer(root: RunRoot) -> Renderer | None:
+    """The renderer of the newest version kept in the run root, for decoding; None where no folder is left."""
+    folders = sorted(Path(root.url).glob("versions/*/tokenizer.json"))
+    return load_renderer(folders[-1].parent) if folders else None
+
+
+def _score(rewards: list[RewardRow]) -> float | None:
+    if not rewards or any(not row.valid for row in rewards):
+        return None
+    return sum(row.value or 0.0 for row in rewards)

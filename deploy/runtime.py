@@ -1,0 +1,60 @@
+"""What the conductor needs of the place where the parts run. Two implementations: Ray, and this very process."""
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from headrace.actors.outcomes import EpisodeOutcome
+from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.tables import FateRow
+from headrace.trainer.report import StepReport
+
+Interval = tuple[float, float]
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parts have been doing: sampled tokens since the start, running episodes, and when engines or tools
+    were executing. `faults` are the last faults of episodes, for the message when a run has to stop."""
+
+    sampled_tokens: int
+    running: int
+    executing: tuple[Interval, ...]
+    faults: tuple[str, ...]
+
+
+class Runtime(Protocol):
+    """Order: `prepare`, `begin`, then the rest, then `close`, which is safe at any time and more than once.
+
+    A part that has died shows as RunFailed from the next call that concerns it (case E9).
+    """
+
+    async def prepare(self) -> None:
+        """Start what needs no model yet: servers, processes, engines."""
+
+    async def begin(self, model_dir: Path) -> int:
+        """Publish the first version and wait until it can be sampled from; returns its number."""
+
+    async def start_rollouts(self) -> None:
+        """Let the workers play training groups."""
+
+    async def stop_rollouts(self) -> None:
+        """End what runs and close the ledger's books: nothing is in flight afterwards."""
+
+    async def step(self) -> StepReport:
+        """One learner step."""
+
+    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
+        """Play `tasks` evaluation tasks with `version`."""
+
+    async def activity(self, since_s: float) -> Activity:
+        """What happened since `since_s`, seconds since the epoch."""
+
+    async def ledger(self) -> LedgerStats:
+        """The ledger's counts."""
+
+    async def fates(self) -> list[FateRow]:
+        """Fates decided since the last call, in order."""
+
+    async def close(self) -> None:
+        """End everything that was started here."""

@@ -1,0 +1,108 @@
+"""Every part in this process, on one event loop, without Ray or a server: for tests, debugging and exactness.
+
+The loop is lock-step and deterministic: rounds of groups are played until a batch is ready, then the learner steps.
+The same recipe and seed give the same episodes and the same loss to the last digit. The engine, environments, store,
+learner and records are the real ones; ledger and registry are the in-memory implementations of the same contracts.
+"""
+
+import time
+from pathlib import Path
+
+from headrace.actors.outcomes import EpisodeOutcome
+from headrace.deploy.context import RunContext
+from headrace.deploy.runtime import Activity
+from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine
+from headrace.platform.errors import RunFailed
+from headrace.platform.ledger.memory import MemoryLedger
+from headrace.platform.ledger.policy import batch_target
+from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.tables import FateRow
+from headrace.platform.registry.memory import MemoryRegistry
+from headrace.trainer.report import StepReport
+
+
+class InprocessRuntime:
+    """See the module."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._ledger = MemoryLedger(context.run, context.limits, time.time)
+        self._registry = MemoryRegistry(self._ledger)
+        self._engine = build_engine(context.config, Path(), "inprocess", inline=True)
+        self._rolling = False
+
+    async def prepare(self) -> None:
+        """See `Runtime.prepare`."""
+
+    async def begin(self, model_dir: Path) -> int:
+        """See `Runtime.begin`."""
+        self._worker = assemble_worker(self._context, 0, model_dir, self._engine, self._newest_version, self._ledger)
+        self._learner = assemble_learner(self._context, model_dir, self._ledger, self._registry, inline=True)
+        head = await self._learner.start()
+        await self._follow()
+        return head
+
+    async def start_rollouts(self) -> None:
+        """See `Runtime.start_rollouts`."""
+        self._rolling = True
+
+    async def stop_rollouts(self) -> None:
+        """See `Runtime.stop_rollouts`."""
+        self._rolling = False
+        await self._worker.stop()
+        await self._ledger.stop("the run is over")
+
+    async def step(self) -> StepReport:
+        """See `Runtime.step`."""
+        learner = self._context.config.learner
+        while True:
+            stats = await self._ledger.stats()
+            wanted = batch_target(
+                stats.groups_ready, stats.zero_variance_since_commit, learner.batch_groups, learner.oversample_max
+            )
+            if stats.groups_ready >= wanted:
+                break
+            if not await self._worker.play_round(learner.batch_groups):
+                raise RunFailed("the ledger admits no group and no batch is ready: nothing can go on")
+        report = await self._learner.step()
+        await self._follow()
+        return report
+
+    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
+        """See `Runtime.evaluate`."""
+        return await self._worker.evaluate(version, split, range(tasks), index)
+
+    async def activity(self, since_s: float) -> Activity:
+        """See `Runtime.activity`."""
+        stats = self._worker.stats()
+        executing = [*self._engine.busy_intervals(since_s), *self._worker.tool_intervals(since_s)]
+        return Activity(
+            sampled_tokens=self._engine.stats().sampled_tokens,
+            running=stats.running,
+            executing=tuple(executing),
+            faults=stats.faults,
+        )
+
+    async def ledger(self) -> LedgerStats:
+        """See `Runtime.ledger`."""
+        return await self._ledger.stats()
+
+    async def fates(self) -> list[FateRow]:
+        """See `Runtime.fates`."""
+        return list(await self._ledger.take_fates())
+
+    async def close(self) -> None:
+        """See `Runtime.close`."""
+        await self._engine.close()
+        await self._ledger.close()
+
+    def _newest_version(self) -> int | None:
+        return max(self._engine.versions(), default=None)
+
+    async def _follow(self) -> None:
+        """Load the head and drop what is older than the recipe keeps."""
+        manifest, path = await self._registry.open(self._learner.version)
+        if manifest.ref.number not in self._engine.versions():
+            await self._engine.load(manifest, path)
+        for version in sorted(self._engine.versions())[: -self._context.config.serving.keep_versions]:
+            await self._engine.retire(version)

@@ -1,0 +1,269 @@
+"""The parts as Ray actors: engine replicas, rollout workers, the learner.
+
+    driver (this) ── control calls ──► ReplicaActor x R   RolloutActor x W   LearnerActor
+                                            ▲  token door      │ put             │ lease, commit
+                                            └──────────────────┘                 ▼
+                                                              embedded Valkey, or the recipe's server
+
+The driver starts what is missing (a local Ray, an embedded server), hands each actor a builder from wiring.py, and
+notices when one dies. It ends only what it started.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from headrace.actors.outcomes import EpisodeOutcome
+from headrace.actors.rollout_actor import RolloutActor
+from headrace.deploy import wiring
+from headrace.deploy.context import RunContext
+from headrace.deploy.runtime import Activity
+from headrace.platform.errors import ConfigError, DeadlineExceeded, HeadraceError, RunFailed
+from headrace.platform.ledger.redis_ledger import RedisLedger
+from headrace.platform.ledger.server import EmbeddedServer
+from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.tables import FateRow
+from headrace.serving.replica_actor import ReplicaActor
+from headrace.trainer.learner_actor import LearnerActor
+from headrace.trainer.report import StepReport
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_CONTROL_DEADLINE_S = 60.0
+_STOP_DEADLINE_S = 20.0
+
+# A local Ray stays on loopback and reports to nobody; these must be set before it starts.
+_LOCAL_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+
+
+def start_local_ray(cpus: int) -> None:
+    """A Ray of this process's own, on loopback, with `cpus` logical CPUs."""
+    os.environ.update({key: os.environ.get(key, value) for key, value in _LOCAL_RAY_ENVIRONMENT.items()})
+    ray.init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=100 * 1024 * 1024,
+        _node_ip_address="127.0.0.1",
+        **_QUIET,
+    )
+
+
+class RayRuntime:
+    """See the module."""
+
+    def __init__(self, context: RunContext) -> None:
+        config = context.config
+        if config.runtime.ray_address and not config.queue.redis_url:
+            raise ConfigError(
+                "runtime.ray_address joins a cluster, whose nodes cannot reach an embedded server;"
+                " set queue.redis_url to a server that they all reach"
+            )
+        self._context = replace(context, door_token=secrets.token_hex(32))
+        self._server: EmbeddedServer | None = None
+        self._ray_start: asyncio.Task[None] | None = None
+        self._replicas: list[Any] = []
+        self._workers: list[Any] = []
+        self._learner: Any = None
+        self._ledger: RedisLedger | None = None
+        self._owns_ray = False
+
+    async def prepare(self) -> None:
+        """See `Runtime.prepare`."""
+        config = self._context.config
+        self._ray_start = asyncio.create_task(asyncio.to_thread(self._start_ray))
+        url = config.queue.redis_url
+        if not url:
+            self._server = EmbeddedServer(Path(self._context.root) / "queue")
+            url = await asyncio.to_thread(self._server.start)
+        self._context = replace(self._context, ledger_url=url)
+        self._ledger = await wiring.connect_ledger(self._context)
+        await asyncio.shield(self._ray_start)
+        options = {"num_cpus": 1, "max_concurrency": 16, "namespace": self._context.run}
+        self._learner = LearnerActor.options(**options, name="learner").remote()
+        for index in range(config.serving.replicas):
+            self._replicas.append(ReplicaActor.options(**options, name=f"replica-{index}").remote())
+        for index in range(config.rollout.workers):
+            self._workers.append(RolloutActor.options(**options, name=f"rollout-{index}").remote())
+        starts = [
+            replica.start.remote(functools.partial(wiring.build_replica, self._context, index))
+            for index, replica in enumerate(self._replicas)
+        ]
+        self._addresses = await self._all("starting the replicas", starts, config.serving.start_deadline_s)
+
+    async def begin(self, model_dir: Path) -> int:
+        """See `Runtime.begin`."""
+        deadline_s = self._context.config.serving.start_deadline_s
+        build_learner = functools.partial(wiring.build_learner, self._context, model_dir)
+        head: int = await self._one("starting the learner", self._learner.start.remote(build_learner), deadline_s)
+        builds = [
+            worker.build.remote(
+                functools.partial(wiring.build_worker, self._context, index, model_dir, self._addresses)
+            )
+            for index, worker in enumerate(self._workers)
+        ]
+        await self._all("starting the rollout workers", builds, deadline_s)
+        return head
+
+    async def start_rollouts(self) -> None:
+        """See `Runtime.start_rollouts`."""
+        await self._all("starting rollouts", [worker.start.remote() for worker in self._workers])
+
+    async def stop_rollouts(self) -> None:
+        """See `Runtime.stop_rollouts`."""
+        await self._all("stopping rollouts", [worker.stop.remote() for worker in self._workers])
+        if self._learner is not None:
+            await self._one("closing the learner", self._learner.close.remote())
+            self._learner = None
+        if self._ledger is not None:
+            await self._ledger.stop("the run is over")
+
+    async def step(self) -> StepReport:
+        """See `Runtime.step`."""
+        deadline_s = 2 * self._context.config.learner.batch_deadline_s + _CONTROL_DEADLINE_S
+        report: StepReport = await self._one("the learner step", self._learner.step.remote(), deadline_s)
+        return report
+
+    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
+        """See `Runtime.evaluate`."""
+        count = len(self._workers)
+        await self._wait_loaded(version)
+        parts: list[list[EpisodeOutcome]] = await self._all(
+            "evaluating",
+            [
+                worker.evaluate.remote(version, split, list(range(start, tasks, count)), index)
+                for start, worker in enumerate(self._workers)
+            ],
+            self._context.config.serving.request_deadline_s * 4,
+        )
+        return [outcome for part in parts for outcome in part]
+
+    async def activity(self, since_s: float) -> Activity:
+        """See `Runtime.activity`."""
+        replicas = await self._all("asking the replicas", [replica.stats.remote() for replica in self._replicas])
+        workers = await self._all("asking the workers", [worker.stats.remote() for worker in self._workers])
+        busy = await self._all(
+            "asking who was busy",
+            [replica.busy_intervals.remote(since_s) for replica in self._replicas]
+            + [worker.tool_intervals.remote(since_s) for worker in self._workers],
+        )
+        return Activity(
+            sampled_tokens=sum(stats.sampled_tokens for stats in replicas),
+            running=sum(stats.running for stats in workers),
+            executing=tuple(interval for intervals in busy for interval in intervals),
+            faults=tuple(fault for stats in workers for fault in stats.faults),
+        )
+
+    async def ledger(self) -> LedgerStats:
+        """See `Runtime.ledger`."""
+        return await self._connected().stats()
+
+    async def fates(self) -> list[FateRow]:
+        """See `Runtime.fates`."""
+        return list(await self._connected().take_fates())
+
+    async def close(self) -> None:
+        """See `Runtime.close`."""
+        if self._ray_start is not None:
+            await asyncio.gather(self._ray_start, return_exceptions=True)  # a thread cannot be interrupted
+            self._ray_start = None
+        closings = [actor.close.remote() for actor in (*self._workers, *self._replicas)]
+        with contextlib.suppress(HeadraceError):
+            await self._all("closing", closings, _STOP_DEADLINE_S)
+        for actor in (*self._workers, *self._replicas, *([self._learner] if self._learner else [])):
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        self._workers, self._replicas, self._learner = [], [], None
+        if self._ledger is not None:
+            await self._ledger.close()
+            self._ledger = None
+        if self._owns_ray:
+            await asyncio.to_thread(ray.shutdown)
+            self._owns_ray = False
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+            self._server = None
+
+    # --- Ray ----------------------------------------------------------------------------------------------------------
+
+    def _start_ray(self) -> None:
+        """Join the recipe's cluster or the Ray of this process, or start a local one."""
+        config = self._context.config
+        demand = config.serving.replicas + config.rollout.workers + 1
+        address = config.runtime.ray_address
+        if not ray.is_initialized():
+            self._owns_ray = True
+            if address:
+                ray.init(
+                    address=address, namespace=self._context.run, log_to_driver=False, logging_level=logging.WARNING
+                )
+            else:
+                start_local_ray(max(os.cpu_count() or 1, demand))
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        there = resources.get("CPU", 0.0)
+        if there < demand:  # P23: demands are checked before anything starts
+            raise ConfigError(
+                f"the run needs {demand} CPUs ({config.serving.replicas} replicas, {config.rollout.workers} rollout"
+                f" workers, 1 learner) and the Ray cluster has {there:g}; lower serving.replicas or rollout.workers"
+            )
+
+    async def _wait_loaded(self, version: int) -> None:
+        """Wait until every replica serves `version`."""
+        deadline_s = self._context.config.serving.start_deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    stats = await self._all("asking", [replica.stats.remote() for replica in self._replicas])
+                    if all(version in each.versions for each in stats):
+                        return
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no replica loaded version {version} within {deadline_s} s") from None
+
+    async def _one(self, what: str, reference: Awaitable[Any], deadline_s: float = _CONTROL_DEADLINE_S) -> Any:
+        with _named(what):
+            async with asyncio.timeout(deadline_s):
+                return await reference
+
+    async def _all(self, what: str, references: list[Any], deadline_s: float = _CONTROL_DEADLINE_S) -> list[Any]:
+        with _named(what):
+            async with asyncio.timeout(deadline_s):
+                return list(await asyncio.gather(*references))
+
+    def _connected(self) -> RedisLedger:
+        if self._ledger is None:
+            raise RunFailed("the ledger is not connected")
+        return self._ledger
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Ray's errors as headrace's, with what was being done."""
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, HeadraceError):
+            raise cause from None
+        raise RunFailed(f"{what}: {cause}") from error
+    except RayActorError as error:
+        raise RunFailed(f"{what}: a process of the run died: {error}") from error
+    except TimeoutError as error:
+        if isinstance(error, HeadraceError):
+            raise
+        raise DeadlineExceeded(f"{what} took too long") from None

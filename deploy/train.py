@@ -1,0 +1,288 @@
+"""The conductor: one run from recipe to summary.
+
+    base model (supervised stages, cached)  ─┐
+    runtime.prepare (servers, actors)       ─┴─► begin ─► evaluate ─► rollouts on ─► learner steps ─► rollouts off
+                                                                                          ▲              │
+                                                        watch: faults, dead parts ────────┘   evaluate ◄─┘ ─► summary
+
+The parts do not know this file: it builds nothing (wiring.py does) and decides only the order, when to stop, and what
+to write down.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.actors.outcomes import EpisodeOutcome
+from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
+from headrace.deploy.breaker import failure_cause
+from headrace.deploy.context import RunContext
+from headrace.deploy.progress import Progress, RunState
+from headrace.deploy.runtime import Runtime
+from headrace.platform.config import RunConfig
+from headrace.platform.config.load import dump_yaml
+from headrace.platform.errors import HeadraceError, RunFailed
+from headrace.platform.observability.busy import overlap, union
+from headrace.platform.observability.figure import learning_curve
+from headrace.platform.observability.metrics import MetricsFile
+from headrace.platform.observability.names import Metric
+from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.store.run_root import RunRoot
+from headrace.platform.store.tables import FateTable
+from headrace.trainer.report import StepReport
+
+_log = logging.getLogger(__name__)
+_WATCH_EVERY_S = 0.5
+_STOP_DEADLINE_S = 30.0
+
+
+class _Stopped(Exception):
+    """Ends the supervised stages when the run is interrupted."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Totals:
+    """What the summary adds up."""
+
+    lags: Counter[int] = field(default_factory=Counter)
+    busy_s: float = 0.0
+    overlapped_s: float = 0.0
+    steps: int = 0
+    version: int = 0
+    scores: tuple[float, int] = (0.0, 0)
+    tokens: int = 0
+    at_s: float = field(default_factory=time.time)
+
+    @property
+    def lag_share_ge1(self) -> float:
+        trained = sum(self.lags.values())
+        return sum(n for lag, n in self.lags.items() if lag >= 1) / trained if trained else 0.0
+
+
+def create_run(config: RunConfig) -> tuple[RunContext, RunRoot]:
+    """A new run with its root."""
+    run = f"{config.name}-{secrets.token_hex(3)}"
+    root = RunRoot.create(config.runs_dir, run, dump_yaml(config))
+    return RunContext(run=run, root=root.url, config=config), root
+
+
+async def train(
+    context: RunContext, root: RunRoot, runtime: Runtime, state: RunState, progress: Progress
+) -> dict[str, Any]:
+    """Carry the run through; returns its summary, which is also written to the run root.
+
+    Raises:
+        RunFailed: the run cannot go on; what was written until then stays.
+    """
+    conductor = _Conductor(context, root, runtime, state, progress)
+    try:
+        return await conductor.run()
+    except (HeadraceError, asyncio.CancelledError) as error:
+        conductor.leave_summary(str(error) or "interrupted")
+        raise
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * _STOP_DEADLINE_S):
+                await runtime.close()
+
+
+class _Conductor:
+    def __init__(
+        self, context: RunContext, root: RunRoot, runtime: Runtime, state: RunState, progress: Progress
+    ) -> None:
+        self._context, self._config = context, context.config
+        self._root, self._runtime = root, runtime
+        self._state, self._progress = state, progress
+        self._metrics = MetricsFile(root.metrics, time.time)
+        self._fates = FateTable(context.root, "driver")
+        self._totals = _Totals()
+        self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
+
+    async def run(self) -> dict[str, Any]:
+        base = await self._base_and_runtime()
+        self._summary["sft"] = {"cached": base.cached, "stages": list(base.stages)}
+        self._progress.stage("starting the parts")
+        head = await self._runtime.begin(base.path)
+        before = await self._evaluate(head, 0)
+        self._summary["success_before"] = before
+        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before, Metric.EVAL_SUCCESS: before})
+        self._progress.note(f"success before reinforcement learning: {before:.3f}")
+        await self._learn()
+        after = await self._evaluate(self._totals.version, 1)
+        self._summary["success_after"] = after
+        self._metrics.append({Metric.STAGE: "eval", Metric.EVAL_SUCCESS: after})
+        await self._close_books()
+        learning_curve(self._root.metrics, self._root.join("figures/learning_curve.png"), self._context.run)
+        return self._finish()
+
+    async def _base_and_runtime(self) -> BaseModel:
+        """Supervised stages in a thread, while servers and processes come up."""
+        stop = threading.Event()
+
+        def on_progress(step: SftStep) -> None:
+            if stop.is_set():
+                raise _Stopped
+            self._progress.sft(step)
+            if step.success is not None:
+                self._metrics.append(
+                    {Metric.STAGE: f"sft {step.stage}", Metric.SFT_STEP: step.step, Metric.SFT_LOSS: step.loss}
+                )
+
+        self._progress.stage("supervised stages" if self._config.sft else "loading the model")
+        stages = asyncio.create_task(asyncio.to_thread(prepare_base_model, self._config, on_progress))
+        preparing = asyncio.create_task(self._runtime.prepare())
+        try:
+            base, _ = await asyncio.gather(stages, preparing)
+        except BaseException:
+            stop.set()
+            preparing.cancel()
+            await asyncio.gather(stages, preparing, return_exceptions=True)
+            raise
+        if base.cached and base.stages:
+            self._progress.note("supervised stages: cached")
+        return base
+
+    async def _evaluate(self, version: int, index: int) -> float:
+        self._progress.stage(f"evaluating version {version}")
+        outcomes = await self._runtime.evaluate(version, self._config.eval.split, self._config.eval.tasks, index)
+        return _success(outcomes)
+
+    async def _learn(self) -> None:
+        """The asynchronous part: rollouts play while the learner steps."""
+        self._progress.stage("reinforcement learning")
+        self._state.steps = self._config.learner.steps
+        await self._runtime.start_rollouts()
+        self._totals.at_s = time.time()
+        watching = asyncio.create_task(self._watch())
+        began = time.monotonic()
+        try:
+            for _ in range(self._config.learner.steps):
+                stepping = asyncio.ensure_future(self._runtime.step())
+                await asyncio.wait({stepping, watching}, return_when=asyncio.FIRST_COMPLETED)
+                if not stepping.done():
+                    stepping.cancel()
+                    await asyncio.gather(stepping, return_exceptions=True)
+                    watching.result()
+                await self._record(stepping.result(), began)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            async with asyncio.timeout(_STOP_DEADLINE_S):
+                await self._runtime.stop_rollouts()
+
+    async def _watch(self) -> None:
+        """Ends with an error when the run should stop: too many failures (E8), or a part that died (E9)."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            activity = await self._runtime.activity(time.time())
+            stats = await self._runtime.ledger()
+            if cause := failure_cause(stats, self._config.queue.max_failure_rate, activity.faults):
+                raise RunFailed(cause)
+
+    async def _record(self, report: StepReport, began: float) -> None:
+        totals, state = self._totals, self._state
+        stats = await self._runtime.ledger()
+        activity = await self._runtime.activity(report.busy[0])
+        now = time.time()
+        totals.lags.update(report.lags)
+        totals.busy_s += report.busy_s
+        totals.overlapped_s += overlap([report.busy], union(activity.executing))
+        totals.steps, totals.version = report.step, report.version
+        played = stats.score_count - totals.scores[1]
+        success = (stats.score_sum - totals.scores[0]) / played if played else None
+        span_s = max(now - totals.at_s, 1e-9)
+        state.step = report.step
+        state.success = success if success is not None else state.success
+        state.lag = f"max {max(report.lags)}" if report.lags else ""
+        state.queue = f"{stats.groups_ready} ready, {stats.groups_open} open"
+        state.episodes_per_s = played / span_s
+        state.tokens_per_s = (activity.sampled_tokens - totals.tokens) / span_s
+        state.left_s = (time.monotonic() - began) / report.step * (state.steps - report.step)
+        totals.scores, totals.tokens, totals.at_s = (stats.score_sum, stats.score_count), activity.sampled_tokens, now
+        self._metrics.append(_step_metrics(report, stats, state, totals))
+        self._progress.learner_step()
+        await self._write_fates()
+
+    async def _write_fates(self) -> None:
+        if rows := await self._runtime.fates():
+            await asyncio.to_thread(self._fates.append, rows)
+
+    async def _close_books(self) -> None:
+        stats = await self._runtime.ledger()
+        await self._write_fates()
+        self._summary["fates"] = _fates(stats)
+        self._summary["equation_holds"] = stats.holds
+        self._summary["puts_refused"] = stats.refused
+
+    def _finish(self) -> dict[str, Any]:
+        totals = self._totals
+        self._summary.update(
+            seconds=round(time.monotonic() - self._state.began, 2),
+            learner_steps=totals.steps,
+            version=totals.version,
+            lag_max_trained=max(totals.lags, default=0),
+            lag_share_ge1=round(totals.lag_share_ge1, 4),
+            overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
+            root=self._context.root,
+        )
+        self._root.write_summary(self._summary)
+        return self._summary
+
+    def leave_summary(self, cause: str) -> None:
+        """Write down how far the run came and why it ended."""
+        self._summary["failed"] = cause
+        self._finish()
+
+
+def _success(outcomes: list[EpisodeOutcome]) -> float:
+    """Mean score over the episodes that say something about the policy."""
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    if not scores:
+        raise RunFailed("no evaluation episode gave a valid reward; see the logs for the faults")
+    return round(sum(scores) / len(scores), 4)
+
+
+def _fates(stats: LedgerStats) -> dict[str, int]:
+    """The six totals of the equation, and every reason under its own name."""
+    totals = {"dispatched": stats.dispatched}
+    for kind in ("trained", "dropped", "failed", "cancelled", "in_flight"):
+        totals[kind] = sum(n for fate, n in stats.fates.items() if fate.split(":")[0] == kind)
+    return totals | {fate: n for fate, n in sorted(stats.fates.items()) if ":" in fate}
+
+
+def _step_metrics(report: StepReport, stats: LedgerStats, state: RunState, totals: _Totals) -> dict[Metric, Any]:
+    return {
+        Metric.STAGE: "rl",
+        Metric.LEARNER_STEP: report.step,
+        Metric.POLICY_VERSION: report.version,
+        Metric.LOSS: report.loss,
+        Metric.KL: report.kl,
+        Metric.CLIP_SHARE: report.clip_share,
+        Metric.GRAD_NORM: report.grad_norm,
+        Metric.LOSS_TOKENS: report.loss_tokens,
+        Metric.GROUPS_TRAINED: report.groups,
+        Metric.EPISODES_TRAINED: report.episodes,
+        Metric.LEARNER_BUSY_S: report.busy_s,
+        Metric.LEARNER_WAIT_S: report.wait_s,
+        Metric.SCORE_MEAN: report.score_mean,
+        Metric.LAG: {str(lag): n for lag, n in report.lags.items()},
+        Metric.LAG_MAX_TRAINED: max(totals.lags, default=0),
+        Metric.LAG_SHARE_GE1: totals.lag_share_ge1,
+        Metric.SUCCESS: state.success if state.success is not None else float("nan"),
+        Metric.EPISODES_PER_S: state.episodes_per_s,
+        Metric.TOKENS_PER_S: state.tokens_per_s,
+        Metric.DISPATCHED: stats.dispatched,
+        Metric.FATES: stats.fates,
+        Metric.PUTS_REFUSED: stats.refused,
+        Metric.GROUPS_OPEN: stats.groups_open,
+        Metric.GROUPS_READY: stats.groups_ready,
+        Metric.GROUPS_LEASED: stats.groups_leased,
+        Metric.QUEUE_BYTES: stats.payload_bytes,
+        Metric.OVERLAP: totals.overlapped_s / totals.busy_s if totals.busy_s else 0.0,
+    }
