@@ -30,6 +30,7 @@ from headrace.platform.records.message import (
     ToolCall,
     ToolSpec,
 )
+from headrace.platform.records.tables import FateRow
 from headrace.platform.records.versions import VersionManifest
 
 T = TypeVar("T")
@@ -302,6 +303,17 @@ class Ledger(Protocol):
 
     async def stats(self) -> LedgerStats:
         """Counts, from one atomic step."""
+
+    async def fates(self, after: int, limit: int) -> tuple[Sequence[FateRow], int]:
+        """Fates decided after position `after`, oldest first, at most `limit`, and the position of the last one
+        (`after` when there is none); forgets what lies at or before `after`. The first position is 1.
+
+        An attempt that ends gets its row in the same step (P3); one that a rollback queues again gets an IN_FLIGHT
+        row. What nobody reads is bounded: the oldest rows go, and the positions show the gap.
+
+        Raises:
+            LedgerError: `limit` is below 1, or `after` lies past the end.
+        """
 
     async def close(self) -> None:
         """Release connections."""

@@ -12,8 +12,10 @@ from enum import StrEnum
 from headrace.platform.errors import LedgerError
 from headrace.platform.ledger import policy
 from headrace.platform.ledger.checks import IN_FLIGHT, TRAINED, dropped
+from headrace.platform.ledger.fate_log import FateLog, fate_row
 from headrace.platform.ledger.policy import NO_VERSION, VersionNode
 from headrace.platform.records.delivery import LedgerLimits, LedgerStats
+from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason, DropReason, Fate, FaultOwner
 
 SWEPT = "-"
@@ -41,6 +43,7 @@ class SlotState(StrEnum):
 class Slot:
     """One sample of a group: its present attempt and what that left."""
 
+    sample: int
     attempt: int = 0
     state: SlotState = SlotState.RUNNING
     payload_hash: str = ""
@@ -80,14 +83,16 @@ class Group:
 
 @dataclass(kw_only=True)
 class Books:
-    """Groups, lineage and counts."""
+    """Groups, lineage and counts of one run."""
 
+    run: str
     limits: LedgerLimits
     groups: dict[int, Group] = field(default_factory=dict)
     lineage: dict[int, VersionNode] = field(default_factory=dict)
     commits: dict[int, tuple[str, int]] = field(default_factory=dict)
     reserved: set[int] = field(default_factory=set)
     fates: Counter[str] = field(default_factory=Counter)
+    fate_log: FateLog = field(default_factory=FateLog)
     refused: Counter[str] = field(default_factory=Counter)
     head: int = NO_VERSION
     last_number: int = NO_VERSION
@@ -109,10 +114,13 @@ class Books:
         self.dispatched += count
         self.fates[IN_FLIGHT] += count
 
-    def move(self, count: int, before: str, after: str) -> None:
-        """Change the fate of `count` attempts."""
-        self.fates[before] -= count
-        self.fates[after] += count
+    def move(self, group: Group, slots: Sequence[Slot], before: str, after: str, version: int | None = None) -> None:
+        """Change the fate of the slots' present attempts, and write each change down (P3)."""
+        self.fates[before] -= len(slots)
+        self.fates[after] += len(slots)
+        for slot in slots:
+            attempt_id = AttemptId(self.run, group.number, slot.sample, slot.attempt)
+            self.fate_log.append(fate_row(attempt_id, after, version))
 
     @property
     def head_or_none(self) -> int | None:
@@ -140,7 +148,7 @@ class Books:
 
     def drop(self, group: Group, reason: DropReason) -> None:
         """Finish a group whose slots have all ended; it leaves nothing behind (P10)."""
-        self.move(len(group.done), IN_FLIGHT, dropped(reason))
+        self.move(group, group.done, IN_FLIGHT, dropped(reason))
         del self.groups[group.number]
 
     def close(self, group: Group) -> None:
@@ -163,7 +171,7 @@ class Books:
 
     def end_running(self, group: Group, fate: str) -> None:
         """End every attempt of the group that is still being played."""
-        self.move(len(group.running), IN_FLIGHT, fate)
+        self.move(group, group.running, IN_FLIGHT, fate)
         for slot in group.running:
             slot.state, slot.payload_hash = SlotState.ENDED, SWEPT
 

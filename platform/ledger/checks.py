@@ -41,6 +41,12 @@ def check_admission(limits: LedgerLimits, size: int) -> None:
         raise LedgerError(f"a group of {size} can never reach the least group size of {limits.min_group}")
 
 
+def check_page(limit: int) -> None:
+    """Raises LedgerError for a read that could never return anything."""
+    if limit < 1:
+        raise LedgerError(f"a read of {limit} rows would never come to an end")
+
+
 def check_submissions(run: str, submissions: Sequence[Submission]) -> None:
     """Refuse what must not enter the books (P3).
 

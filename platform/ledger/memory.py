@@ -13,9 +13,11 @@ from headrace.platform.ledger import policy
 from headrace.platform.ledger.books import Books, Group, GroupState, Slot, SlotState
 from headrace.platform.ledger.checks import (
     IN_FLIGHT,
+    TRAINED,
     NamedFate,
     check_admission,
     check_drop_reason,
+    check_page,
     check_submissions,
     ending_fate,
     fates_by_group,
@@ -38,6 +40,7 @@ from headrace.platform.records.delivery import (
 )
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason, DropReason
+from headrace.platform.records.tables import FateRow
 
 
 class MemoryLedger:
@@ -47,7 +50,7 @@ class MemoryLedger:
         self._run = run
         self._limits = limits
         self._clock = clock
-        self._books = Books(limits=limits)
+        self._books = Books(run=run, limits=limits)
         self._head_moved = asyncio.Event()
 
     def _begin(self) -> float:
@@ -79,7 +82,7 @@ class MemoryLedger:
                 version=version,
                 dispatched_s=now_s,
                 deadline_s=deadline_s,
-                slots=[Slot() for _ in range(size)],
+                slots=[Slot(sample=sample) for sample in range(size)],
             )
             books.groups[group.number] = group
             books.sequence += 1
@@ -120,7 +123,7 @@ class MemoryLedger:
             return PutReply(Verdict.CONFLICT)
         slot = group.slots[attempt_id.sample]
         if attempt_id.attempt < slot.attempt:
-            return PutReply(Verdict.SUPERSEDED)
+            return _before_present(slot, submission)
         if attempt_id.attempt > slot.attempt:
             return PutReply(Verdict.CONFLICT)
         if slot.state is not SlotState.RUNNING:
@@ -137,7 +140,7 @@ class MemoryLedger:
             books.score_sum += submission.score
             books.score_count += 1
         else:
-            books.move(1, IN_FLIGHT, ending_fate(submission))
+            books.move(group, [slot], IN_FLIGHT, ending_fate(submission))
             retry = submission.outcome is Outcome.FAILED and submission.retryable
             if retry and slot.attempt + 1 < self._limits.max_attempts:
                 slot.attempt += 1
@@ -284,7 +287,7 @@ class MemoryLedger:
     def _consume(self, group: Group, version: int, named: list[NamedFate]) -> None:
         for sample, _, fate in named:
             slot = group.slots[sample]
-            self._books.move(1, IN_FLIGHT, fate)
+            self._books.move(group, [slot], IN_FLIGHT, fate, version if fate == TRAINED else None)
             slot.fate, slot.payload = fate, b""  # P9: the episode store has it
         group.state, group.consumed_by, group.deliveries = GroupState.CONSUMED, version, 0
 
@@ -322,7 +325,7 @@ class MemoryLedger:
         for group in books.in_state(GroupState.CONSUMED):
             if not policy.is_ancestor(books.lineage, group.consumed_by, version):
                 for slot in group.done:
-                    books.move(1, slot.fate, IN_FLIGHT)
+                    books.move(group, [slot], slot.fate, IN_FLIGHT)
                     slot.fate = ""
                 books.requeue(group)
         self._move_head(version)
@@ -353,8 +356,23 @@ class MemoryLedger:
         self._begin()
         return self._books.stats()
 
+    async def fates(self, after: int, limit: int) -> tuple[Sequence[FateRow], int]:
+        """See `Ledger.fates`."""
+        check_page(limit)
+        self._begin()
+        return self._books.fate_log.read(after, limit)
+
     async def close(self) -> None:
         """Nothing to release."""
+
+
+def _before_present(slot: Slot, submission: Submission) -> PutReply:
+    """The reply to an attempt older than the slot's present one (P2)."""
+    follows = slot.attempt == submission.attempt_id.attempt + 1
+    if follows and slot.state is SlotState.RUNNING and submission.outcome is Outcome.FAILED:
+        # The reply that named the present attempt may have been lost, and nobody else would play it (P7's manner).
+        return PutReply(Verdict.RETRY, slot.attempt)
+    return PutReply(Verdict.SUPERSEDED)
 
 
 def _again(group: Group, slot: Slot, submission: Submission) -> Verdict:

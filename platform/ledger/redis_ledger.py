@@ -17,10 +17,12 @@ from headrace.platform.ledger.checks import (
     TRAINED,
     check_admission,
     check_drop_reason,
+    check_page,
     check_submissions,
     ending_fate,
     fates_by_group,
 )
+from headrace.platform.ledger.fate_log import fate_row
 from headrace.platform.ledger.policy import NO_VERSION
 from headrace.platform.ledger.redis_link import RedisLink
 from headrace.platform.records.delivery import (
@@ -40,8 +42,9 @@ from headrace.platform.records.delivery import (
 )
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason
+from headrace.platform.records.tables import FateRow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the keys that the scripts write; connections of another schema are refused."""
 _WATCH_SLICE_S = 1.0
 """Longest blocking read of `watch_head`: well below the deadline of a call."""
@@ -230,6 +233,16 @@ class RedisLedger:
             revision=int(revision),
             stopped=bool(stopped),
         )
+
+    async def fates(self, after: int, limit: int) -> tuple[Sequence[FateRow], int]:
+        """See `Ledger.fates`."""
+        check_page(limit)
+        position, *lines = await self._link.transition("fates", after, limit)
+        return [self._fate(*line.decode().split(" ")) for line in lines], position
+
+    def _fate(self, group: str, sample: str, attempt: str, fate: str, version: str = "") -> FateRow:
+        attempt_id = AttemptId(self._run, int(group), int(sample), int(attempt))
+        return fate_row(attempt_id, fate, int(version) if version else None)
 
     async def set_clock(self, now_s: float | None) -> None:
         """For tests and simulations: the run's scripts take `now_s` for the server's time; None ends that."""

@@ -1,7 +1,7 @@
 """Log files: plain lines of `time level logger message key=value …`, without secrets.
 
 One event is one line; only a traceback takes more. Every resolved secret is taken out of the finished text, tracebacks
-included (DESIGN section 6.10).
+included (docs/design.md section 6.10).
 """
 
 import logging

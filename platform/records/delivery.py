@@ -1,4 +1,4 @@
-"""What crosses the ledger: admissions, submissions, leases, commits (PROTOCOL.md).
+"""What crosses the ledger: admissions, submissions, leases, commits (docs/protocol.md).
 
 Numbers of versions are ints here: inside one run the number alone names a version (P6).
 """

@@ -11,7 +11,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How to sample.
 
     Training episodes use temperature alone: top-p, top-k and min-p change the distribution without leaving a trace,
-    so they are refused unless the kept set is recorded (DESIGN section 6.6).
+    so they are refused unless the kept set is recorded (docs/design.md section 6.6).
     """
 
     max_new_tokens: int = 16

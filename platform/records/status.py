@@ -26,7 +26,7 @@ class FaultOwner(StrEnum):
 
 
 class Status(StrEnum):
-    """How a step or an episode went (DESIGN section 6.3)."""
+    """How a step or an episode went (docs/design.md section 6.3)."""
 
     OK = "OK"
     MODEL_INVALID_ACTION = "MODEL_INVALID_ACTION"
@@ -101,7 +101,7 @@ class SideEffectTier(StrEnum):
 
 
 class RewardKind(StrEnum):
-    """The components of a reward (seeds/000, "the four kinds", and safety)."""
+    """The components of a reward (outcome, format, cost and process, as in agentic-RL practice, and safety)."""
 
     OUTCOME = "outcome"
     FORMAT = "format"
@@ -111,7 +111,7 @@ class RewardKind(StrEnum):
 
 
 class UpdateMode(StrEnum):
-    """When an episode may meet new weights (DESIGN section 6.2)."""
+    """When an episode may meet new weights (docs/design.md section 6.2)."""
 
     STICKY = "sticky"
     TURN = "turn"

@@ -99,7 +99,7 @@ class View(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the model saw when it sampled turn `turn`.
 
     `spans` are half-open ranges of turn indices, in the order shown. `segment` counts contexts that are not an exact
-    extension of the one before (DESIGN section 6.5); `dropped_hash` covers what the strategy left out.
+    extension of the one before (docs/design.md section 6.5); `dropped_hash` covers what the strategy left out.
     """
 
     turn: int

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from headrace.platform.contracts import Ledger
 from headrace.platform.errors import ConfigError, DeadlineExceeded, LedgerError
+from headrace.platform.ledger.fate_log import FATE_LOG_MOST
 from headrace.platform.ledger.redis_ledger import RedisLedger
 from headrace.platform.ledger.server import EmbeddedServer
 from headrace.platform.records.delivery import LedgerLimits
@@ -79,9 +80,30 @@ async def test_all_keys_share_a_hash_tag_and_finished_groups_leave_none(url: str
         client = Redis.from_url(url)
         assert await client.exists(f"{{{h.run}}}:g:0")
         await h.ledger.settle(fence, 1)
+        _, position = await h.ledger.fates(0, 10)
+        await h.ledger.fates(position, 10)
         keys = {key.decode().removeprefix(f"{{{h.run}}}:") async for key in client.scan_iter(f"*{h.run}*")}
         await client.aclose()
         assert keys == {"meta", "limits", "fates", "versions", "heads", "clock"}  # P4, P10
+
+
+async def test_the_oldest_unread_fates_go_first(url: str) -> None:
+    async with fresh(url) as h:
+        await h.begin()
+        client = Redis.from_url(url)
+        keys = [f"{{{h.run}}}:{name}" for name in ("meta", "fatelog")]
+        await client.hset(keys[0], "fatelog", FATE_LOG_MOST)
+        for first in range(1, FATE_LOG_MOST + 1, 50_000):
+            await client.rpush(keys[1], *(f"{i} 0 0 dropped:lag" for i in range(first, first + 50_000)))
+        await h.admit(0, 1)
+        await h.put(h.failed(0, 0, retryable=False), h.failed(0, 1, retryable=False))
+        assert await client.llen(keys[1]) == FATE_LOG_MOST
+        await client.aclose()
+        rows, position = await h.ledger.fates(0, 1)
+        assert (rows[0].episode_id, position) == (f"{h.run}.t3.0.0", 3), "1 and 2 are gone"
+        rows, position = await h.ledger.fates(FATE_LOG_MOST, 10)
+        assert [row.episode_id for row in rows] == [f"{h.run}.t0.0.0", f"{h.run}.t0.1.0"]
+        assert await h.ledger.fates(position, 10) == ([], FATE_LOG_MOST + 2)
 
 
 async def test_the_second_connection_brings_the_same_limits(url: str) -> None:

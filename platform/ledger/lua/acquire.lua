@@ -4,5 +4,5 @@
 begin()
 redis.call('HSET', META, 'holder', ARGV[1])
 redis.call('DEL', PREFIX .. 'reserved')
-for _, group in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do requeue(group) end
+for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do requeue(group) end
 return { 'OK', redis.call('HINCRBY', META, 'fence', 1) }

@@ -52,7 +52,7 @@ end
 
 for i = FIRST, #ARGV, WIDTH do
   local key, slot, fate = group_key(ARGV[i]), ARGV[i + 1], ARGV[i + 3]
-  move_fate(1, IN_FLIGHT, fate)
+  move_fates(ARGV[i], { slot }, IN_FLIGHT, fate, fate == 'trained' and version or nil)
   -- P9: the episode store has the payload.
   forget_payload(ARGV[i], slot, redis.call('HSTRLEN', key, slot .. ':payload'))
   redis.call('HSET', key, slot .. ':fate', fate)

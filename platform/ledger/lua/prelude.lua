@@ -2,9 +2,11 @@
 --
 -- KEYS[1] is always {run}:meta; all other keys are derived from it and share its hash tag (P4):
 --   {run}:meta      hash    head next_number fence sequence dispatched zero_variance score_sum score_count
---                           payload_bytes revision stop_reason
+--                           payload_bytes revision stop_reason fatelog
 --   {run}:limits    hash    LedgerLimits, written by the first connection
 --   {run}:fates     hash    fate -> attempts            {run}:refused   hash    verdict -> puts
+--   {run}:fatelog   list    "group sample attempt fate" of every change of a fate, with " version" if trained; the
+--                           last one's position is the field fatelog of {run}:meta
 --   {run}:versions  hash    number -> "parent batches fence content_hash"
 --   {run}:reserved  hash    staged number -> fence      {run}:heads     stream  wakes those who watch the head
 --   {run}:open      zset    group -> deadline           {run}:ready     zset    group -> group
@@ -14,17 +16,21 @@
 --                           i:payload i:file i:score i:oldest i:fate (absent: attempt 0, running)
 --   {run}:clock     string  for tests and simulations only: seconds that stand in for the server's time
 --
+-- A script that writes fates writes fatelog too.
+--
 -- A reply is {'OK', ...} or {KIND, message}; KIND is FENCED, REFUSED or ERROR. Scripts never raise on purpose, so that
 -- what time alone has changed is kept even when the request itself is refused.
 
 local META = KEYS[1]
 local PREFIX = string.sub(META, 1, -5)
 local FATES, REFUSED, VERSIONS = PREFIX .. 'fates', PREFIX .. 'refused', PREFIX .. 'versions'
+local FATELOG, FATELOG_MOST = PREFIX .. 'fatelog', 1000000
 local OPEN, READY = PREFIX .. 'open', PREFIX .. 'ready'
 local LEASED, CONSUMED = PREFIX .. 'leased', PREFIX .. 'consumed'
 local IN_FLIGHT = 'in_flight'
 local NO_VERSION = -1
 local SWEPT = '-'
+local RUNNING, DONE = false, 'done'
 
 local function group_key(group) return PREFIX .. 'g:' .. group end
 local function meta(field) return redis.call('HGET', META, field) end
@@ -47,11 +53,18 @@ local function server_time()
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
 end
 
--- P3: fates move with the state, in the same step.
-local function move_fate(count, before, after)
-  if count == 0 then return end
-  redis.call('HINCRBY', FATES, before, 0 - count)
-  redis.call('HINCRBY', FATES, after, count)
+-- P3: the fates of the slots' present attempts move with the state, in the same step, and each leaves a line.
+local function move_fates(group, slots, before, after, version)
+  if #slots == 0 then return end
+  redis.call('HINCRBY', FATES, before, 0 - #slots)
+  redis.call('HINCRBY', FATES, after, #slots)
+  redis.call('HINCRBY', META, 'fatelog', #slots)
+  local length
+  for _, slot in ipairs(slots) do
+    local line = { group, slot, number(group_key(group), slot .. ':attempt'), after, version }
+    length = redis.call('RPUSH', FATELOG, table.concat(line, ' '))
+  end
+  if length > FATELOG_MOST then redis.call('LTRIM', FATELOG, length - FATELOG_MOST, -1) end
 end
 
 local function dispatch(count)
@@ -101,6 +114,20 @@ end
 
 -- Groups --------------------------------------------------------------------------------------------------------------
 
+-- Servers order groups of one score as texts; decisions, and with them the log of fates, go by number.
+local function by_number(groups)
+  table.sort(groups, function(one, other) return tonumber(one) < tonumber(other) end)
+  return groups
+end
+
+local function slots_in(group, state)
+  local key, found = group_key(group), {}
+  for slot = 0, number(key, 'size') - 1 do
+    if redis.call('HGET', key, slot .. ':state') == state then table.insert(found, slot) end
+  end
+  return found
+end
+
 -- Negative counts are written as 0 - n: Lua's -0 is no integer to the server.
 local function forget_payload(group, slot, size_bytes)
   redis.call('HDEL', group_key(group), slot .. ':payload')
@@ -117,7 +144,7 @@ local function delete_group(group)
 end
 
 local function drop_group(group, reason)
-  move_fate(number(group_key(group), 'live'), IN_FLIGHT, 'dropped:' .. reason)
+  move_fates(group, slots_in(group, DONE), IN_FLIGHT, 'dropped:' .. reason)
   delete_group(group)
 end
 
@@ -147,15 +174,12 @@ local function close_group(group)
 end
 
 local function end_running(group, fate)
-  local key = group_key(group)
-  local size, ended = number(key, 'size'), number(key, 'ended')
-  move_fate(size - ended, IN_FLIGHT, fate)
-  for slot = 0, size - 1 do
-    if not redis.call('HGET', key, slot .. ':state') then
-      redis.call('HSET', key, slot .. ':state', 'ended', slot .. ':hash', SWEPT)
-    end
+  local key, running = group_key(group), slots_in(group, RUNNING)
+  move_fates(group, running, IN_FLIGHT, fate)
+  for _, slot in ipairs(running) do
+    redis.call('HSET', key, slot .. ':state', 'ended', slot .. ':hash', SWEPT)
   end
-  redis.call('HSET', key, 'ended', size)
+  redis.call('HSET', key, 'ended', number(key, 'size'))
 end
 
 local function is_leased_to(group, fence)
@@ -167,11 +191,11 @@ end
 
 -- What time alone changes: groups over their deadline (case E7), learner leases that ran out.
 local function sweep(now)
-  for _, group in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', seconds(now))) do
+  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', OPEN, '-inf', seconds(now)))) do
     end_running(group, 'failed:infrastructure')
     close_group(group)
   end
-  for _, group in ipairs(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now))) do requeue(group) end
+  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now)))) do requeue(group) end
 end
 
 -- Every transition begins here; the revision of P8 never goes back.

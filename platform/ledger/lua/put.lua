@@ -27,7 +27,7 @@ local function end_attempt(group, slot, attempt, sub)
   if sub.outcome == 'done' then
     note_done(key, slot, sub)
   else
-    move_fate(1, IN_FLIGHT, sub.fate)
+    move_fates(group, { slot }, IN_FLIGHT, sub.fate)
     if sub.outcome == 'failed' and sub.retryable and attempt + 1 < limit('max_attempts') then
       redis.call('HSET', key, slot .. ':attempt', attempt + 1)
       dispatch(1)
@@ -48,7 +48,11 @@ local function put_one(group, slot, attempt, sub)
   end
   if tonumber(slot) < 0 or tonumber(slot) >= tonumber(found[1]) then return 'conflict', 0 end
   local present = tonumber(found[3] or 0)
-  if attempt < present then return 'superseded', 0 end
+  if attempt < present then
+    -- The reply that named the present attempt may have been lost, and nobody else would play it (P7's manner).
+    if attempt + 1 == present and not found[4] and sub.outcome == 'failed' then return 'retry', present end
+    return 'superseded', 0
+  end
   if attempt > present then return 'conflict', 0 end
   if not found[4] then return end_attempt(group, slot, attempt, sub) end
   if found[5] == sub.hash then return 'duplicate', 0 end

@@ -7,18 +7,13 @@ local refusal = fenced(fence)
 if refusal then return refusal end
 if not node(version) then return { 'ERROR', 'version ' .. version .. ' was never committed' } end
 redis.call('HDEL', META, 'stop_reason')
-for _, group in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do requeue(group) end
-local found = redis.call('ZRANGE', CONSUMED, 0, -1, 'WITHSCORES')
-for i = 1, #found, 2 do
-  local group = found[i]
-  local key = group_key(group)
-  if not is_ancestor(tonumber(found[i + 1]), version) then
-    for slot = 0, number(key, 'size') - 1 do
-      local fate = redis.call('HGET', key, slot .. ':fate')
-      if fate then
-        move_fate(1, fate, IN_FLIGHT)
-        redis.call('HDEL', key, slot .. ':fate')
-      end
+for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do requeue(group) end
+for _, group in ipairs(by_number(redis.call('ZRANGE', CONSUMED, 0, -1))) do
+  if not is_ancestor(tonumber(redis.call('ZSCORE', CONSUMED, group)), version) then
+    local key = group_key(group)
+    for _, slot in ipairs(slots_in(group, DONE)) do
+      move_fates(group, { slot }, redis.call('HGET', key, slot .. ':fate'), IN_FLIGHT)
+      redis.call('HDEL', key, slot .. ':fate')
     end
     requeue(group)
   end

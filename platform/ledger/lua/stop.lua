@@ -3,7 +3,7 @@
 -- Reply: OK.
 begin()
 redis.call('HSET', META, 'stop_reason', ARGV[1])
-for _, group in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
+for _, group in ipairs(by_number(redis.call('ZRANGE', OPEN, 0, -1))) do
   end_running(group, 'cancelled:stopped')
   drop_group(group, 'stopped')
 end

@@ -1,13 +1,14 @@
 """What every `Ledger` must do. Run each function of `LEDGER_SUITE` on a factory of yours.
 
 A factory takes limits and gives an async context manager around a `LedgerHarness` with a fresh ledger. This file holds
-the workers' half (admission, put, deadlines, stop); `ledger_learner.py` the learner's.
+the workers' half (admission, put, deadlines, stop); `ledger_learner.py` the learner's, `ledger_fates.py` the log's.
 """
 
 from headrace.platform.errors import LedgerError
 from headrace.platform.records.delivery import Outcome, Refusal, Submission, Verdict
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason, Purpose
+from headrace.platform.testing.conformance.ledger_fates import FATE_CASES
 from headrace.platform.testing.conformance.ledger_harness import LedgerCase, LedgerFactory, limits, raises
 from headrace.platform.testing.conformance.ledger_learner import LEARNER_CASES
 
@@ -250,6 +251,7 @@ LEDGER_SUITE: dict[str, LedgerCase] = {
         cancelled_attempts_have_a_reason,
         stop_closes_the_books,
         *LEARNER_CASES,
+        *FATE_CASES,
     )
 }
 """Every case, by name."""

@@ -5,12 +5,15 @@ has answered so far. So the same steps on two ledgers make the same calls as lon
 compare the traces of `play` to hold an implementation to `MemoryLedger`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from headrace.platform.errors import LedgerError
 from headrace.platform.ledger.policy import NO_VERSION, VersionNode, is_ancestor
 from headrace.platform.records.delivery import CommitRequest, GroupTicket, LeasedGroup, LedgerLimits, LedgerStats
+from headrace.platform.records.status import Fate
+from headrace.platform.records.tables import FateRow
 from headrace.platform.testing.conformance.ledger_harness import LedgerHarness, limits
 
 MODEL_LIMITS: LedgerLimits = limits(max_lag=2, max_attempts=2, max_deliveries=2)
@@ -19,6 +22,7 @@ MODEL_LIMITS: LedgerLimits = limits(max_lag=2, max_attempts=2, max_deliveries=2)
 _SCORES = (0.0, 0.5, 1.0)
 _DROPS = ("nan", "fidelity", "nonsense")
 _SECONDS = (1.0, 20.0, 61.0)
+_FATES_PER_READ = 3
 
 
 class Step(NamedTuple):
@@ -45,6 +49,8 @@ class _Player:
         self.lineage: dict[int, VersionNode] = {}
         self.trained: dict[str, int] = {}
         self.last_commit: CommitRequest | None = None
+        self.fates_read = 0
+        self.fates: dict[str, str] = {}
 
     def _version(self, choice: int) -> int:
         """The head for a small choice, else any version that was ever committed."""
@@ -173,6 +179,34 @@ class _Player:
         if a == b == c:
             await self.ledger.stop("enough")
 
+    async def checked(self) -> tuple[Sequence[FateRow], LedgerStats]:
+        """The fates that changed and the counts, after every invariant was looked at."""
+        rows = await self._changed_fates()
+        stats = await self.h.stats()
+        assert min(stats.fates.values()) >= 0, f"a fate has a negative count: {stats.fates}"
+        assert stats.payload_bytes >= 0
+        logged = Counter(self.fates.values())
+        ended = Counter({fate: count for fate, count in stats.fates.items() if fate != Fate.IN_FLIGHT and count})
+        assert logged == ended, f"the log of fates adds up to {logged}, the counts are {ended} (P3)"
+        return rows, stats
+
+    async def _changed_fates(self) -> Sequence[FateRow]:
+        """The log since the last call. An attempt ends, and ends again only after a rollback took that back."""
+        changed: list[FateRow] = []
+        while True:
+            rows, position = await self.ledger.fates(self.fates_read, _FATES_PER_READ)
+            assert position == self.fates_read + len(rows), f"{len(rows)} rows led to {position}, none may be missing"
+            self.fates_read = position
+            if not rows:
+                return changed
+            changed.extend(rows)
+            for row in rows:
+                before = self.fates.pop(row.episode_id, None)
+                assert (before is not None) == (row.fate is Fate.IN_FLIGHT), f"{row} came after {before}"
+                assert (row.version is not None) == (row.fate is Fate.TRAINED), f"{row} has the wrong version"
+                if row.fate is not Fate.IN_FLIGHT:
+                    self.fates[row.episode_id] = f"{row.fate}:{row.reason}".rstrip(":")
+
 
 _MOVES: dict[str, Callable[[_Player, int, int, int], Coroutine[Any, Any, object]]] = {
     move.__name__: move
@@ -200,11 +234,11 @@ STEP_KINDS: tuple[str, ...] = tuple(name for name in _MOVES for _ in range(_OFTE
 """Every kind of step; what a run mostly consists of occurs more often."""
 
 
-async def play(harness: LedgerHarness, steps: Sequence[Step]) -> list[tuple[object, LedgerStats]]:
+async def play(harness: LedgerHarness, steps: Sequence[Step]) -> list[tuple[object, Sequence[FateRow], LedgerStats]]:
     """Play `steps` from version 0 on, then close the books.
 
     Returns:
-        For each step the reply, or the name of the error, and the counts after it.
+        For each step the reply, or the name of the error, the fates that it changed, and the counts after it.
 
     Raises:
         AssertionError: an invariant broke.
@@ -212,24 +246,17 @@ async def play(harness: LedgerHarness, steps: Sequence[Step]) -> list[tuple[obje
     player = _Player(harness)
     await player.acquire(0, 0, 0)
     await player.commit(0, 0, 0)
-    trace = []
+    trace: list[tuple[object, Sequence[FateRow], LedgerStats]] = []
     for step in steps:
         try:
             reply = await _MOVES[step.kind](player, step.a, step.b, step.c)
         except LedgerError as error:
             reply = type(error).__name__
-        trace.append((reply, await _checked(harness)))
+        trace.append((reply, *await player.checked()))
     await harness.ledger.stop("end")
     await harness.ledger.acquire_learner("last")
-    end = await _checked(harness)
-    trace.append((None, end))
+    fates, end = await player.checked()
+    trace.append((None, fates, end))
     left = (end.fates["in_flight"], end.groups_open, end.groups_ready, end.groups_leased, end.payload_bytes)
     assert left == (0, 0, 0, 0, 0), f"after the end there is still something in flight: {end}"
     return trace
-
-
-async def _checked(harness: LedgerHarness) -> LedgerStats:
-    stats = await harness.stats()
-    assert min(stats.fates.values()) >= 0, f"a fate has a negative count: {stats.fates}"
-    assert stats.payload_bytes >= 0
-    return stats
