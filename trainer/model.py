@@ -1,8 +1,9 @@
 """Small models from random weights, and model folders.
 
-The initialisation is the one with which the lookup task is learnt on every seed: embeddings N(0, 0.02), linear layers
-N(0, 1/sqrt(fan_in)), and half of that for the layers that write into the residual stream. It depends on the seed
-alone and leaves the process's random state as it was.
+Embeddings and linear layers are drawn from N(0, 1/sqrt(width of their input)), the layers that write into the residual
+stream from half of that. Whether a small model learns to copy depends on the draw: with the usual N(0, 0.02) for
+embeddings two seeds in ten never did on the lookup task, with this one none of nine.
+The draw depends on the seed alone and leaves the process's random state as it was.
 """
 
 import math
@@ -18,7 +19,6 @@ from headrace.trainer.weights import WEIGHT_FILE, constant_files, weight_file
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-EMBEDDING_STD = 0.02
 _RESIDUAL_WRITERS = ("o_proj.weight", "down_proj.weight")
 
 
@@ -71,6 +71,4 @@ def save_folder(model: torch.nn.Module, folder: str | Path, tokenizer: Mapping[s
 
 
 def _std(name: str, fan_in: int) -> float:
-    if "embed_tokens" in name:
-        return EMBEDDING_STD
     return (0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0) / math.sqrt(fan_in)

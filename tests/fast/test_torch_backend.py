@@ -226,7 +226,7 @@ def test_the_tiny_llama_is_initialised_as_documented():
     assert torch.equal(torch.get_rng_state(), state), "building a model must not disturb other random numbers"
     layer = model.model.layers[0]
     expected = {
-        model.model.embed_tokens: 0.02,
+        model.model.embed_tokens: 1 / math.sqrt(96),
         layer.self_attn.q_proj: 1 / math.sqrt(96),
         layer.self_attn.o_proj: 0.5 / math.sqrt(96),
         layer.mlp.gate_proj: 1 / math.sqrt(96),
