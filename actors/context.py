@@ -4,6 +4,7 @@ Invariant: within a segment the context only grows, so that what was sampled is 
 the renderer cannot bridge exactly, the whole conversation is rendered anew and a new segment opens (case T3).
 """
 
+import functools
 from array import array
 from collections.abc import Sequence
 
@@ -13,6 +14,8 @@ from headrace.platform.contracts import Renderer
 from headrace.platform.records.arrays import I32
 from headrace.platform.records.message import Message, ToolSpec
 from headrace.platform.records.turn import View
+
+_INT32 = np.dtype(np.int32)
 
 
 class Context:
@@ -31,7 +34,7 @@ class Context:
 
     def token_ids(self) -> I32:
         """A copy of the context, i32[L]."""
-        return np.array(self._ids, dtype=np.int32)
+        return np.frombuffer(self._ids.tobytes(), _INT32)
 
     def open(self, messages: Sequence[Message]) -> list[int]:
         """Begin with `messages`; returns the prompt's ids."""
@@ -41,7 +44,7 @@ class Context:
     def said(self, message: Message, token_ids: I32) -> None:
         """The policy sampled `token_ids`, which read as `message`."""
         self._messages.append(message)
-        self._ids.frombytes(token_ids.tobytes())
+        self._ids.frombytes(token_ids.astype(np.int32, copy=False).tobytes())
 
     def observed(self, messages: Sequence[Message], ended: bool, next_turn: int) -> list[int]:
         """The world answered. Returns the ids of the turn that carries the answer, number `next_turn`.
@@ -62,9 +65,15 @@ class Context:
 
     def view(self, turn: int) -> View:
         """What the model sees when it samples turn `turn`."""
-        return View(turn, ((self._first_turn, turn),), self.segment)
+        return _view(self._first_turn, turn, self.segment)
 
     def _render(self) -> list[int]:
         prompt = self._renderer.render(self._messages, self._tools)
         self._ids = array("i", prompt)
         return prompt
+
+
+@functools.lru_cache(maxsize=4096)
+def _view(first_turn: int, turn: int, segment: int) -> View:
+    """Views of this strategy are alike in all episodes, so they share them."""
+    return View(turn, ((first_turn, turn),), segment)

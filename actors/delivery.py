@@ -8,13 +8,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.actors.plan import PlayedEpisode
+from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import Ledger
 from headrace.platform.hashing import digest
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.delivery import Outcome, PutReply, Submission
 from headrace.platform.records.ids import AttemptId
-from headrace.platform.records.status import FaultOwner, Purpose
+from headrace.platform.records.status import FaultOwner, Purpose, Status, StopReason
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.tables import RewardTable
 
@@ -30,12 +33,12 @@ class Delivery:
 
     async def deliver(self, played: Sequence[PlayedEpisode]) -> list[tuple[AttemptId, PutReply]]:
         """Store all, put the training ones; the ledger's reply to each of those."""
-        payloads = [episode_codec.encode(each.episode) for each in played]
-        file = await asyncio.to_thread(self._write, played, payloads)
+        encoded = [_encoded(each) for each in played]
+        storable = [each for each, _ in encoded]
+        payloads = [payload for _, payload in encoded]
+        file = await asyncio.to_thread(self._write, storable, payloads)
         submissions = [
-            _submission(each, payload, file)
-            for each, payload in zip(played, payloads, strict=True)
-            if each.episode.purpose is Purpose.TRAIN
+            _submission(each, payload, file) for each, payload in encoded if each.episode.purpose is Purpose.TRAIN
         ]
         replies = await self.ledger.put(submissions) if submissions else ()
         return [(put.attempt_id, reply) for put, reply in zip(submissions, replies, strict=True)]
@@ -48,6 +51,26 @@ class Delivery:
         if rows:
             self.rewards.append(rows)
         return file
+
+
+def _encoded(played: PlayedEpisode) -> tuple[PlayedEpisode, bytes]:
+    """The episode and its payload. One that no store takes (a value without a wire form, a text that is no text) is
+    reduced to the fault that it is, so that its siblings go on."""
+    try:
+        return played, episode_codec.encode(played.episode)
+    except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+        bare = msgspec.structs.replace(
+            played.episode,
+            turns=(),
+            views=(),
+            status=Status.ENV_BUG,
+            stop_reason=StopReason.FAULT,
+            terminated=False,
+            truncated=False,
+            fault_owner=FaultOwner.ENVIRONMENT,
+            fault=well_formed_text(f"the episode cannot be stored: {type(error).__name__}: {error}"),
+        )
+        return PlayedEpisode(episode=bare, rewards=(), score=None), episode_codec.encode(bare)
 
 
 def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:

@@ -10,67 +10,33 @@ Three things are kept apart here and everywhere: a *mistake of the model* comes 
 of a budget* is a valid, truncated episode (P27); a *fault of the world or the machinery* ends the episode without a
 reward, for failure is never a reward.
 
-This file decides; `recorder.py` writes down, `context.py` holds the tokens, and the worker says what to play.
+This file tells the story; `endings.py` says whose fault an end is, `recorder.py` writes down, `context.py` holds the
+tokens, `deadline.py` the timer, and the worker says what to play.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 
 import msgspec
 
 from headrace.actors.context import Context
+from headrace.actors.deadline import Deadline
+from headrace.actors.endings import classify, ending_of
 from headrace.actors.environments.adapter import AsyncEnvironment
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
+from headrace.actors.text import well_formed
 from headrace.platform.contracts import Renderer, TokenGenerator
-from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault
+from headrace.platform.errors import EngineError, EnvironmentFault
+from headrace.platform.records.episode import Episode
 from headrace.platform.records.generation import GenerationRequest
 from headrace.platform.records.message import Message, RewardComponent, StepResult
-from headrace.platform.records.status import FaultOwner, FinishReason, RewardKind, Role, Status, StopReason
+from headrace.platform.records.status import FaultOwner, RewardKind, Role, Status, StopReason
 from headrace.platform.seeding import derive_seed, nth_seed
 
 _log = logging.getLogger(__name__)
-
-
-class _Deadline:
-    """One timer for the whole episode, so that every wait has an end at the price of two attributes.
-
-    The timer is armed for the earliest limit seen so far; when it goes off before the present limit it is armed again.
-    """
-
-    def __init__(self, timer: asyncio.Timeout, budget_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer, self._call_at = timer, loop.call_at
-        self._ends = self._armed = self._due = time.monotonic() + budget_s
-        self._handle = self._call_at(self._armed, self._ring)
-        self.waiting_for = ""
-
-    def allow(self, what: str, now: float, seconds: float) -> None:
-        """From `now` on wait for `what`, at most this long and never beyond the budget."""
-        self.waiting_for = what
-        due = now + seconds
-        self._due = due if due < self._ends else self._ends
-        if self._due < self._armed:
-            self._arm(self._due)
-
-    @property
-    def budget_is_spent(self) -> bool:
-        return time.monotonic() >= self._ends
-
-    def disarm(self) -> None:
-        self._handle.cancel()
-
-    def _arm(self, when: float) -> None:
-        self._handle.cancel()
-        self._armed = when
-        self._handle = self._call_at(when, self._ring)
-
-    def _ring(self) -> None:
-        if time.monotonic() >= self._due:
-            self._timer.reschedule(self._due)
-        else:
-            self._arm(self._due)
 
 
 async def play_episode(
@@ -86,22 +52,29 @@ async def play_episode(
     """
     recorder = Recorder(episode_id=str(plan.attempt_id))
     began = time.monotonic()  # the event loop's clock
-    deadline = None
+    timer = asyncio.timeout(None)
+    deadline = Deadline(timer, plan.budgets.max_seconds)
     try:
-        async with asyncio.timeout(None) as timer:
-            deadline = _Deadline(timer, plan.budgets.max_seconds)
+        async with timer:
             ending = await _converse(plan, environment, renderer, generator, recorder, deadline, began)
-    except Exception as error:  # the boundary: whatever broke is classified here, once
-        ending = _classify(error, deadline)
+    except asyncio.CancelledError as error:
+        if _is_cancelled():
+            raise
+        ending = classify(error, deadline, recorder.policy_turns > 0)
+    except (Exception, SystemExit) as error:  # the boundary: whatever broke is classified here, once
+        ending = classify(error, deadline, recorder.policy_turns > 0)
     finally:
-        if deadline is not None:
-            deadline.disarm()
-        await _let_go(plan, environment, generator, recorder.episode_id)
+        deadline.disarm()
+        try:
+            await _let_go(plan, environment, generator, recorder.episode_id)
+        except asyncio.CancelledError:  # it came in the middle; both are safe to call twice (case X4)
+            await _let_go(plan, environment, generator, recorder.episode_id)
+            raise
     episode = recorder.episode(plan, environment.name, environment.version, ending, time.monotonic() - began)
     if ending.owner is not FaultOwner.NONE:
         return PlayedEpisode(episode=episode, rewards=(), score=None)
     if scorer is not None:
-        recorder.reward(await scorer.score(plan.task, episode), grader_version=scorer.version)
+        recorder.reward(await _graded(scorer, plan, episode), grader_version=scorer.version)
     if ending.status is Status.BUDGET_EXHAUSTED and not recorder.rewards:
         unreached = RewardComponent(RewardKind.OUTCOME, 0.0, evidence="the budget ended before the task did")
         recorder.reward((unreached,))
@@ -114,15 +87,17 @@ async def _converse(
     renderer: Renderer,
     generator: TokenGenerator,
     recorder: Recorder,
-    deadline: _Deadline,
+    deadline: Deadline,
     began: float,
 ) -> Ending:
     """The turn loop."""
     deadline.allow("reset", began, plan.reset_deadline_s)
     observation = await environment.reset(plan.task, plan.seed)
     context = Context(renderer, environment.tools())
-    recorder.prompt(observation, context.open(observation.messages))
-    stream = derive_seed(plan.seed, recorder.episode_id)
+    messages = well_formed(observation.messages)
+    recorder.prompt(messages, observation, context.open(messages))
+    dice = plan.attempt_id  # without the run's name: the same recipe and seed sample the same again
+    stream = derive_seed(plan.seed, dice.purpose, dice.group, dice.sample, dice.attempt)
     while True:
         room = plan.budgets.max_tokens - len(context)
         if room < 1:
@@ -146,7 +121,10 @@ async def _converse(
         generation = await generator.generate(request)
         sampled = time.monotonic()
 
-        said = renderer.parse(generation.token_ids.tolist())
+        token_ids = generation.token_ids.tolist()
+        if not token_ids:
+            raise EngineError(f"the engine sampled no token ({generation.finish_reason})")
+        said = renderer.parse(token_ids)
         recorder.sampled(
             generation,
             said,
@@ -165,45 +143,47 @@ async def _converse(
         else:
             deadline.allow("step", sampled, plan.step_deadline_s)
             answer = await environment.step(message, key)
-            if answer.status.is_error:
+            if answer.status is not Status.OK and answer.status.is_error:
                 raise EnvironmentFault(f"{environment.name} answered {answer.status}", answer.status.is_retryable)
             recorder.stepped(answer, answer.status, time.monotonic() - began)
         context.said(message, generation.token_ids)
-        if answer.messages:
-            ended = generation.finish_reason is FinishReason.STOP
-            bridge = context.observed(answer.messages, ended, len(recorder.turns))
-            recorder.observation(answer, bridge, context.segment, answer.messages[0].role is Role.TOOL)
-        if answer.terminated:
-            return Ending(StopReason.TERMINATED, answer.status)
-        if answer.truncated:
-            return Ending(StopReason.ENV_TRUNCATED, Status.BUDGET_EXHAUSTED)
+        if messages := well_formed(answer.messages):
+            # What was sampled decides, not what the engine calls it: the context must close every turn (T6).
+            ended = token_ids[-1] in renderer.stop_token_ids
+            bridge = context.observed(messages, ended, len(recorder.turns))
+            recorder.observation(messages, answer, bridge, context.segment)
+        if (ending := ending_of(answer)) is not None:
+            return ending
         if recorder.policy_turns >= plan.budgets.max_turns:
             return Ending(StopReason.MAX_TURNS, Status.BUDGET_EXHAUSTED)
-        if not answer.messages:
+        if not messages:
             raise EnvironmentFault(f"{environment.name} returned no observation and did not end", transient=False)
 
 
 async def _let_go(plan: EpisodePlan, environment: AsyncEnvironment, generator: TokenGenerator, session: str) -> None:
-    """Give back the pin, before any grading (P19), and the world. What cannot be given back is logged, not raised."""
+    """Give back the pin, before any grading (P19), and the world, each whatever becomes of the other. What cannot be
+    given back is logged, not raised."""
+    await _in_time(generator.release(session), plan.step_deadline_s, session, "session")
+    await _in_time(environment.close(), plan.step_deadline_s, session, "environment")
+
+
+async def _in_time(closing: Awaitable[None], deadline_s: float, session: str, what: str) -> None:
     try:
-        async with asyncio.timeout(plan.step_deadline_s):
-            await generator.release(session)
-            await environment.close()
-    except Exception as error:
-        _log.warning("episode %s could not be closed: %s: %s", session, type(error).__name__, error)
+        async with asyncio.timeout(deadline_s):
+            await closing
+    except (Exception, SystemExit) as error:
+        _log.warning("episode %s: its %s is not closed: %s: %s", session, what, type(error).__name__, error)
 
 
-def _classify(error: Exception, deadline: _Deadline | None) -> Ending:
-    """Whose fault it was. A budget that ran out is nobody's (P27)."""
-    timed_out = isinstance(error, TimeoutError) and not isinstance(error, DeadlineExceeded)
-    if timed_out and deadline is not None:
-        if deadline.budget_is_spent:
-            return Ending(StopReason.MAX_SECONDS, Status.BUDGET_EXHAUSTED)
-        owner = FaultOwner.INFRASTRUCTURE if deadline.waiting_for == "generation" else FaultOwner.ENVIRONMENT
-        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, f"{deadline.waiting_for} outran its deadline")
-    fault = f"{type(error).__name__}: {error}"
-    if isinstance(error, EngineError | DeadlineExceeded):
-        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, FaultOwner.INFRASTRUCTURE, fault)
-    if isinstance(error, EnvironmentFault) and error.transient:
-        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, FaultOwner.ENVIRONMENT, fault)
-    return Ending(StopReason.FAULT, Status.ENV_BUG, FaultOwner.ENVIRONMENT, fault)
+def _is_cancelled() -> bool:
+    """Whether this episode was asked to stop, and not merely something that it awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _graded(scorer: AsyncScorer, plan: EpisodePlan, episode: Episode) -> tuple[RewardComponent, ...]:
+    """What the scorer says; a scorer that raises has said nothing (case E1)."""
+    try:
+        return await scorer.score(plan.task, episode)
+    except Exception as error:  # foreign code behind a boundary
+        return (RewardComponent(RewardKind.OUTCOME, valid=False, evidence=f"{type(error).__name__}: {error}"),)

@@ -7,7 +7,7 @@ from headrace.platform.records.status import FaultOwner, Status
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One evaluated episode. `score` is None when it says nothing about the policy."""
+    """One evaluated episode. `score` is None when it says nothing about the policy; `fault` says what broke."""
 
     episode_id: str
     task_id: str
@@ -18,6 +18,7 @@ class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled_tokens: int
     duration_s: float
     tool_s: float
+    fault: str = ""
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,4 +43,5 @@ def outcome_of(played: PlayedEpisode) -> EpisodeOutcome:
         sampled_tokens=episode.cost.sampled_tokens,
         duration_s=episode.duration_s,
         tool_s=episode.cost.tool_s,
+        fault=episode.fault,
     )

@@ -1,12 +1,16 @@
 """Turns an episode's events into its record: arrays, masks, hashes, costs. Decides nothing."""
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.actors.plan import Ending, EpisodePlan
+from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.arrays import F32, I32, U8
@@ -25,20 +29,24 @@ from headrace.platform.records.status import ActionKind, Role, Status, StopReaso
 from headrace.platform.records.tables import RewardRow
 from headrace.platform.records.turn import ToolCallRecord, Turn, View
 
-_ONES: U8 = np.ones(65536, dtype=np.uint8)
-_ZEROS: U8 = np.zeros(65536, dtype=np.uint8)
-_NO_LOGPROBS: F32 = np.zeros(65536, dtype=np.float32)
-for _constant in (_ONES, _ZEROS, _NO_LOGPROBS):
-    _constant.flags.writeable = False
+_SHARED_LENGTHS = 4096
 
 
-def _constant_u8(source: U8, length: int) -> U8:
-    """A read-only array of `length` equal values; short ones share memory, of which an episode holds many."""
-    return source[:length] if length <= source.size else np.full(length, source[0], dtype=np.uint8)
+@functools.lru_cache(maxsize=_SHARED_LENGTHS)
+def _sampled_mask(length: int) -> U8:
+    """Ones, u8[length]. Equal columns of all turns are one read-only array: an episode holds dozens of them."""
+    return _read_only(np.ones(length, dtype=np.uint8))
 
 
-def _no_logprobs(length: int) -> F32:
-    return _NO_LOGPROBS[:length] if length <= _NO_LOGPROBS.size else np.zeros(length, dtype=np.float32)
+@functools.lru_cache(maxsize=_SHARED_LENGTHS)
+def _given_columns(length: int) -> tuple[U8, F32]:
+    """The mask and the logprobs of tokens that nobody sampled: zeros, u8[length] and f32[length]."""
+    return _read_only(np.zeros(length, dtype=np.uint8)), _read_only(np.zeros(length, dtype=np.float32))
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
 
 
 @dataclass(slots=True)
@@ -72,20 +80,23 @@ class Recorder:
     policy_turns: int = 0
     _pending: "_Sampled | None" = None
 
-    def prompt(self, observation: Observation, token_ids: Sequence[int]) -> None:
+    def prompt(self, messages: Sequence[Message], observation: Observation, token_ids: Sequence[int]) -> None:
         """The opening messages, as one turn without actions."""
-        text = joined_text(observation.messages)
         self.state_hash = observation.state_hash
-        self._passive(Role.USER, text, token_ids, 0, metadata=observation.metadata)
+        self._passive(Role.USER, joined_text(messages), token_ids, 0, metadata=observation.metadata)
 
-    def observation(self, result: StepResult, token_ids: Sequence[int], segment: int, tool_turn: bool) -> None:
-        """The world's answer to the turn before, scaffold and assistant header included."""
-        messages = result.messages
-        text = joined_text(messages)
-        call_id = messages[0].tool_call_id if messages else ""
-        role = Role.TOOL if tool_turn else Role.USER
+    def observation(
+        self, messages: Sequence[Message], result: StepResult, token_ids: Sequence[int], segment: int
+    ) -> None:
+        """The world's answer to the turn before, as the model reads it: scaffold and assistant header included."""
         self._passive(
-            role, text, token_ids, segment, tool_call_id=call_id, status=result.status, metadata=result.metadata
+            Role.TOOL if messages[0].role is Role.TOOL else Role.USER,
+            joined_text(messages),
+            token_ids,
+            segment,
+            tool_call_id=messages[0].tool_call_id,
+            status=result.status,
+            metadata=result.metadata,
         )
 
     def sampled(
@@ -109,7 +120,7 @@ class Recorder:
 
     def stepped(self, result: StepResult | None, status: Status, ended_s: float) -> None:
         """The turn has been acted on. `result` is None where it never reached the world, or the world broke."""
-        turn, self._pending = self._pending, None
+        turn = self._pending
         if turn is None:
             return
         tools_used = result.cost.tool_calls if result is not None else 0
@@ -130,7 +141,7 @@ class Recorder:
             Turn(
                 role=Role.ASSISTANT,
                 token_ids=generation.token_ids,
-                action_mask=_constant_u8(_ONES, length),
+                action_mask=_sampled_mask(length),
                 behaviour_logprobs=generation.logprobs,
                 segment=turn.view.segment,
                 content=said.content,
@@ -151,21 +162,23 @@ class Recorder:
             )
         )
         self.views.append(turn.view)
+        self._pending = None
 
     def reward(
         self, components: Sequence[RewardComponent], *, turn: int | None = None, grader_version: str = ""
     ) -> None:
-        """Rows for `components`, of one turn or of the whole episode."""
+        """Rows for `components`, of one turn or of the whole episode. A value that is not finite is not valid."""
         for component in components:
+            valid = component.valid and math.isfinite(component.value)
             self.rewards.append(
                 RewardRow(
                     episode_id=self.episode_id,
                     kind=component.kind,
-                    value=component.value if component.valid else None,
-                    valid=component.valid,
+                    value=component.value if valid else None,
+                    valid=valid,
                     turn=turn,
                     grader_version=grader_version,
-                    evidence=component.evidence,
+                    evidence=well_formed_text(component.evidence),
                 )
             )
 
@@ -180,7 +193,8 @@ class Recorder:
     ) -> Episode:
         """The finished record. What was sampled before a fault is part of it."""
         self.stepped(None, ending.status, duration_s)
-        spans = (span.version for turn in self.turns for span in turn.version_spans)
+        planned = plan.version.number  # a span of another version stays visible to the fidelity gate
+        sampled = (span.version for turn in self.turns for span in turn.version_spans)
         first_token_s = next((turn.ended_s for turn in self.turns if turn.role is Role.ASSISTANT), duration_s)
         return Episode(
             attempt_id=plan.attempt_id,
@@ -188,7 +202,7 @@ class Recorder:
             environment=environment,
             environment_version=environment_version,
             seed=plan.seed,
-            version=next(spans, plan.version),
+            version=next((version for version in sampled if version.number == planned), plan.version),
             turns=tuple(self.turns),
             views=tuple(self.views),
             status=ending.status,
@@ -224,12 +238,13 @@ class Recorder:
     ) -> None:
         """A turn that the policy did not sample: mask 0 throughout (cases T6, T7)."""
         ids: I32 = np.array(token_ids, dtype=np.int32)
+        mask, logprobs = _given_columns(ids.size)
         self.turns.append(
             Turn(
                 role=role,
                 token_ids=ids,
-                action_mask=_constant_u8(_ZEROS, ids.size),
-                behaviour_logprobs=_no_logprobs(ids.size),
+                action_mask=mask,
+                behaviour_logprobs=logprobs,
                 segment=segment,
                 content=text,
                 tool_call_id=tool_call_id,

@@ -7,7 +7,8 @@
 - The admission loop consumes ledger room and free places; it waits for whichever is missing. Places are freed by
   finished attempts, room by the learner and by groups that leave at once (P20).
 - Attempts wait for the engine and the world, each under a deadline.
-- The delivery loop consumes finished episodes; it never blocks on the ledger for room (P19).
+- The delivery loop consumes finished episodes; it never blocks on the ledger for room (P19). It ends by itself, after
+  the last episode: a batch that is on its way is not torn.
 - The cancellation loop asks which running groups are not worth going on with.
 
 Works with or without Ray; `rollout_actor.py` is the shell around it.
@@ -28,10 +29,11 @@ from headrace.actors.plan import EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worlds import Setting, Worlds
 from headrace.platform.contracts import Renderer, TokenGenerator
+from headrace.platform.errors import ConfigError
 from headrace.platform.records.delivery import GroupTicket, Outcome, Submission, Verdict
 from headrace.platform.records.episode import Digests
 from headrace.platform.records.ids import AttemptId
-from headrace.platform.records.status import Purpose, StopReason
+from headrace.platform.records.status import CancelReason, Purpose, StopReason
 from headrace.platform.records.versions import VersionRef
 
 _log = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ class RolloutWorker:
 
     Args:
         newest_version: the newest version that the pool can serve, None while there is none.
+
+    Raises:
+        ConfigError: when not even one group can be played at once.
     """
 
     def __init__(
@@ -76,6 +81,11 @@ class RolloutWorker:
         delivery: Delivery,
         evaluation_worlds: Callable[[str], Worlds],
     ) -> None:
+        if settings.max_episodes < settings.group_size:
+            raise ConfigError(
+                f"rollout.max_episodes={settings.max_episodes} has no room for one group of"
+                f" learner.algorithm.group_size={settings.group_size}"
+            )
         self._settings = settings
         self._worlds = worlds
         self._renderer = renderer
@@ -85,34 +95,42 @@ class RolloutWorker:
         self._evaluation_worlds = evaluation_worlds
         self._attempts: dict[AttemptId, asyncio.Task[None]] = {}
         self._groups: dict[int, _OpenGroup] = {}
-        self._finished: asyncio.Queue[PlayedEpisode] = asyncio.Queue()
+        self._finished: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()  # None: nothing comes after it
         self._place_freed = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._broken: BaseException | None = None
         self._statuses: Counter[str] = Counter()
         self._faults: deque[str] = deque(maxlen=8)
         self._tool_busy: deque[tuple[float, float]] = deque(maxlen=65536)
 
     async def start(self) -> None:
         """Begin to play training groups."""
-        for loop in (self._admission_loop, self._delivery_loop, self._cancellation_loop):
+        self._stopping = False
+        for loop in (self._delivery_loop, self._admission_loop, self._cancellation_loop):
             self._loops.append(asyncio.create_task(loop(), name=loop.__name__.strip("_")))
 
     async def stop(self) -> None:
         """Admit nothing more, cancel what runs and tell the ledger, deliver what is finished."""
+        self._stopping = True
         loops, self._loops = self._loops, []
-        for loop in loops:
+        for loop in loops[1:]:
             loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        await self._cancel(list(self._attempts))
+        await asyncio.gather(*loops[1:], return_exceptions=True)
+        await self._cancel(list(self._attempts), CancelReason.STOPPED)
+        self._finished.put_nowait(None)
+        await asyncio.gather(*loops[:1], return_exceptions=True)
         while not self._finished.empty():
-            await self._deliver(self._take_finished())
+            await self._deliver_next()
 
     def stats(self) -> WorkerStats:
         """Counts since the start, and the last faults.
 
         Raises:
-            Exception: whatever ended one of the worker's loops.
+            Exception: whatever ended one of the worker's loops, or an attempt outside of its episode.
         """
+        if self._broken is not None:
+            raise self._broken
         for loop in self._loops:
             if loop.done() and not loop.cancelled() and (error := loop.exception()):
                 raise error
@@ -181,10 +199,8 @@ class RolloutWorker:
                 await _wait(self._place_freed, self._settings.idle_s)
 
     async def _delivery_loop(self) -> None:
-        while True:
-            first = await self._finished.get()
-            for attempt_id in await self._deliver([first, *self._take_finished(_MAX_DELIVERY - 1)]):
-                self._spawn(attempt_id)
+        while await self._deliver_next():
+            pass
 
     async def _cancellation_loop(self) -> None:
         while True:
@@ -193,7 +209,7 @@ class RolloutWorker:
                 attempts = [attempt_id for attempt_id in self._attempts if attempt_id.group == notice.group]
                 if attempts:
                     _log.info("group %d is abandoned: %s", notice.group, notice.reason)
-                    await self._cancel(attempts)
+                    await self._cancel(attempts, notice.reason)
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
@@ -204,11 +220,13 @@ class RolloutWorker:
     def _spawn(self, attempt_id: AttemptId) -> None:
         task = asyncio.create_task(self._attempt(attempt_id), name=str(attempt_id))
         self._attempts[attempt_id] = task
-        task.add_done_callback(lambda _: self._attempt_over(attempt_id))
+        task.add_done_callback(lambda task: self._attempt_over(attempt_id, task))
 
-    def _attempt_over(self, attempt_id: AttemptId) -> None:
+    def _attempt_over(self, attempt_id: AttemptId, task: asyncio.Task[None]) -> None:
         self._attempts.pop(attempt_id, None)
         self._place_freed.set()
+        if not task.cancelled() and (error := task.exception()):
+            self._broken = error
 
     async def _attempt(self, attempt_id: AttemptId) -> None:
         self._finished.put_nowait(await self._play_attempt(attempt_id))
@@ -248,23 +266,36 @@ class RolloutWorker:
                 self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))
         return played
 
-    async def _cancel(self, attempts: Sequence[AttemptId]) -> None:
+    async def _cancel(self, attempts: Sequence[AttemptId], reason: CancelReason) -> None:
         tasks = {attempt_id: self._attempts[attempt_id] for attempt_id in attempts if attempt_id in self._attempts}
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        cancelled = [attempt_id for attempt_id, task in tasks.items() if task.cancelled()]
-        if cancelled:
+        await self._give_up([attempt_id for attempt_id, task in tasks.items() if task.cancelled()], reason)
+
+    async def _give_up(self, attempts: Sequence[AttemptId], reason: CancelReason) -> None:
+        """Tell the ledger that these attempts are not played to their end."""
+        if attempts:
             await self._delivery.ledger.put(
-                [Submission(attempt_id=each, outcome=Outcome.CANCELLED, reason="stopped") for each in cancelled]
+                [Submission(attempt_id=each, outcome=Outcome.CANCELLED, reason=reason) for each in attempts]
             )
-        for attempt_id in cancelled:
+        for attempt_id in attempts:
             self._slot_over(attempt_id)
 
     # --- delivery -----------------------------------------------------------------------------------------------------
 
-    def _take_finished(self, most: int = _MAX_DELIVERY) -> list[PlayedEpisode]:
-        return [self._finished.get_nowait() for _ in range(min(most, self._finished.qsize()))]
+    async def _deliver_next(self) -> bool:
+        """Deliver what is finished, at least one episode; False when nothing comes after it."""
+        batch = [await self._finished.get()]
+        batch += [self._finished.get_nowait() for _ in range(min(_MAX_DELIVERY - 1, self._finished.qsize()))]
+        played = [each for each in batch if each is not None]
+        again = await self._deliver(played) if played else []
+        if self._stopping:
+            await self._give_up(again, CancelReason.STOPPED)
+        else:
+            for attempt_id in again:
+                self._spawn(attempt_id)
+        return len(played) == len(batch)
 
     async def _deliver(self, played: Sequence[PlayedEpisode]) -> list[AttemptId]:
         """Store and put; returns the attempts to play next in slots that get another try."""

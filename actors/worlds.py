@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from headrace.actors.environments.adapter import AsyncEnvironment, as_async
+from headrace.actors.environments.adapter import AsyncEnvironment, UnbuiltEnvironment, as_async
 from headrace.actors.environments.registry import environment_kind
 from headrace.platform.config.environments import EnvironmentConfig
 from headrace.platform.contracts import Environment, TaskSource
@@ -64,5 +64,8 @@ class Worlds:
         return self._kinds[config.name].environment(config.args)
 
     def async_environment(self, config: EnvironmentConfig) -> AsyncEnvironment:
-        """The same, with plain methods moved to a thread."""
-        return as_async(self.environment(config), self._threads)
+        """The same, with plain methods moved to a thread. Never raises: what cannot be built fails in `reset`."""
+        try:
+            return as_async(self.environment(config), self._threads)
+        except Exception as error:  # foreign code: the episode's boundary judges it
+            return UnbuiltEnvironment(config.name, error)

@@ -7,9 +7,10 @@ repetition; a row is the median, with the smallest and largest.
 
 - `door`: the product. GenerationRequest and Generation records in and out, deadlines, cancellation, version spans,
   an engine that answers at once, a task per request on the server, as for any engine.
-- `frame echo`: the floor. One connection, u32 length and u32 number, opaque bytes both ways, a future per number.
-  No records, no codec, no tasks on the server. Its writes are gathered into one per turn of the loop, as the door's
-  are: that makes the floor two to three times lower, and the target harder.
+- `frame echo`: the floor. One connection, a frame per request (u32 length, u32 number, opaque bytes), a future per
+  number. No records, no codec, no deadlines, no tasks on the server. Its writes are gathered into one per turn of the
+  loop, as the door's are: that makes the floor two to three times lower, and the target harder. The door also puts
+  several messages into one frame, which the floor does not.
 - `frame echo, a write per frame`: the same without gathering, msgpack of (number, bytes); for comparison only.
 - `raw asyncio HTTP`, `aiohttp`: one keep-alive connection per open request, at most 256, opaque bytes both ways,
   against the same raw asyncio HTTP server.
@@ -24,12 +25,15 @@ import importlib.util
 import os
 import platform
 import signal
+import statistics
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -95,7 +99,6 @@ class InstantEngine:
 
     async def release(self, session: str) -> None:
         """Nothing is kept."""
-        return None
 
     def versions(self) -> tuple[int, ...]:
         """One version."""
@@ -118,7 +121,7 @@ class Echo(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is up."""
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Cut the stream."""
@@ -229,7 +232,7 @@ class Http(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is up."""
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Cut the stream."""
@@ -417,7 +420,7 @@ async def aiohttp_client(port: int, open_requests: int) -> AsyncIterator[Ask]:
         yield call
 
 
-SYSTEMS: dict[str, tuple[str, Callable]] = {
+SYSTEMS: dict[str, tuple[str, Callable[[int, int], AbstractAsyncContextManager[Ask]]]] = {
     "door": ("door", door),
     "frame echo": ("frame echo", echo),
     "frame echo, a write per frame": (
@@ -485,17 +488,13 @@ def run(repeats: int, turns: int, http_turns: int) -> tuple[list[Row], dict[int,
             child.close()
     rows, ratios = [], {}
     for n in OPEN_REQUESTS:
-        medians = {}
         for system in SYSTEMS:
+            notes = {"open_requests": n, "connections": links(system, n)}
             if system in known:
-                row = row_of(
-                    system, known[system], UNIT, samples[system, n], open_requests=n, connections=links(system, n)
-                )
-                medians[system] = row.figure
-                rows.append(row)
+                rows.append(row_of(system, known[system], UNIT, samples[system, n], **notes))
             else:
-                rows.append(absent(system, UNIT, open_requests=n))
-        ratios[n] = medians["door"] / medians["frame echo"]
+                rows.append(absent(system, UNIT, **notes))
+        ratios[n] = statistics.median(samples["door", n]) / statistics.median(samples["frame echo", n])
     return rows, ratios
 
 

@@ -1,9 +1,9 @@
 """What most environments need: keyed idempotent steps, an end that is an end, snapshots by re-execution.
 
 An environment derives from `ReplayedEnvironment` and writes `_reset` and `_step`. The base keeps the log of what was
-done, so that `snapshot`, `restore` and `clone` work by deterministic re-execution (DESIGN section 5), and answers a
-repeated key from its table (P25). The price is one re-execution per restore; a world that can copy its state cheaply
-overrides them.
+done, so that `snapshot`, `restore` and `clone` work by deterministic re-execution (docs/design.md section 5), and
+answers a repeated key from its table (P25). The price is one re-execution per restore; a world that can copy its state
+cheaply overrides them.
 """
 
 from abc import ABC, abstractmethod
@@ -22,9 +22,9 @@ class ReplayedEnvironment(ABC):
     def __init__(self) -> None:
         self._task: Task | None = None
         self._seed = 0
-        self._log: list[tuple[Message, str]] = []
+        self._log: list[Message] = []
         self._results: dict[str, tuple[Message, StepResult]] = {}
-        self._snapshots: dict[str, tuple[tuple[Message, str], ...]] = {}
+        self._snapshots: dict[str, tuple[Message, ...]] = {}
         self._ended = False
 
     @abstractmethod
@@ -66,7 +66,7 @@ class ReplayedEnvironment(ABC):
             what = "before reset" if self._task is None else "after the end"
             raise EnvironmentFault(f"{self.name}: step {what} of the episode", transient=False)
         result = await self._step(message)
-        self._log.append((message, key))
+        self._log.append(message)
         self._results[key] = (message, result)
         self._ended = result.terminated or result.truncated
         return result
@@ -99,11 +99,11 @@ class ReplayedEnvironment(ABC):
         """See `Environment.close`."""
         self._ended = True
 
-    async def _play(self, log: Sequence[tuple[Message, str]]) -> None:
+    async def _play(self, log: Sequence[Message]) -> None:
         """Come to the state after `log`, as a new branch whose key table is empty (P26)."""
         if self._task is None:
             raise EnvironmentFault(f"{self.name}: nothing to restore before reset", transient=False)
         await self.reset(self._task, self._seed)
-        for message, key in log:
-            await self.step(message, key)
+        for index, message in enumerate(log):
+            await self.step(message, f"again/{index}")
         self._results.clear()

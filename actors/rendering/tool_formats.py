@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any, Protocol
 
+import msgspec
+
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.errors import ConfigError
 from headrace.platform.records.message import ToolCall
@@ -24,9 +26,11 @@ class InlineToolFormat:
 
     def parse(self, text: str) -> ParsedMessage:
         """See `ToolFormat.parse`."""
-        if "<call>" not in text and "</call>" not in text:
-            return ParsedMessage(text)
         content, opened, rest = text.partition("<call>")
+        if "</call>" in content:
+            return ParsedMessage(content, error="a </call> closes no tool call; a call is <call>NAME ARGUMENT</call>")
+        if not opened:
+            return ParsedMessage(text)
         calls: list[ToolCall] = []
         while opened:
             body, closed, rest = rest.partition("</call>")
@@ -60,18 +64,26 @@ class HermesToolFormat:
             if isinstance(call, str):
                 return ParsedMessage(self._block.sub("", text).strip(), reasoning, error=call)
             calls.append(call)
-        return ParsedMessage(self._block.sub("", text).strip(), reasoning, tuple(calls))
+        content = self._block.sub("", text).strip()
+        if "<tool_call>" in content:
+            return ParsedMessage(content, reasoning, error="a </tool_call> stands before its <tool_call>")
+        return ParsedMessage(content, reasoning, tuple(calls))
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:
+    """What was thought and what was said. A thought that is opened and not closed goes on to the end (case X2)."""
     head, closed, tail = text.partition("</think>")
-    return (head.removeprefix("<think>").strip(), tail) if closed else ("", text)
+    opened = head.lstrip().startswith("<think>")
+    return (head.strip().removeprefix("<think>").strip(), tail) if closed or opened else ("", text)
 
 
 def _json_call(body: str, call_id: str) -> ToolCall | str:
+    """The call, or what is wrong with it. What no store could take (an endless number, half a surrogate pair) is as
+    wrong as what cannot be read."""
     try:
-        call: Any = json.loads(body)
-    except ValueError as error:
+        call: Any = json.loads(body, parse_constant=_no_number)
+        msgspec.msgpack.encode(call)
+    except (ValueError, OverflowError, RecursionError) as error:
         return f"the tool call is not valid JSON: {error}"
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return 'a tool call is a JSON object with "name" and "arguments"'
@@ -79,6 +91,10 @@ def _json_call(body: str, call_id: str) -> ToolCall | str:
     if not isinstance(arguments, dict):
         return f'"arguments" of {call["name"]} must be a JSON object, not {type(arguments).__name__}'
     return ToolCall(call["name"], arguments, call_id)
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
 def build_tool_format(kind: str, parameters: dict[str, list[str]]) -> ToolFormat:

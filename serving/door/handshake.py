@@ -41,7 +41,7 @@ class RefusalReason(StrEnum):
 class DoorRefused(EngineError):
     """The handshake failed. `reason` is the same on both sides."""
 
-    def __init__(self, message: str, reason: RefusalReason) -> None:
+    def __init__(self, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> None:
         super().__init__(message, reason)
         self.reason = reason
 

@@ -44,7 +44,7 @@ class LookupEnvironment(ReplayedEnvironment):
         self._chain: list[str] = []
         self._answer = ""
         self._reads: list[str] = []
-        self._delays = random.Random(0)
+        self._delays: random.Random | None = None
 
     def tools(self) -> Sequence[ToolSpec]:
         """See `Environment.tools`."""
@@ -56,7 +56,7 @@ class LookupEnvironment(ReplayedEnvironment):
     async def _reset(self, task: Task, seed: int) -> Observation:
         self._chain, self._answer = list(task.data["chain"]), str(task.data["answer"])
         self._reads = []
-        self._delays = random.Random(seed)
+        self._delays = random.Random(seed) if self._latency_s else None
         return Observation((Message(Role.USER, f"find {self._chain[0]}"),), hash_value(self._state("asked")))
 
     async def _step(self, message: Message) -> StepResult:
@@ -67,16 +67,18 @@ class LookupEnvironment(ReplayedEnvironment):
                 terminated=True,
                 state_hash=hash_value(self._state(f"answered {message.content}")),
             )
-        if self._latency_s:
+        if self._delays is not None:
             await asyncio.sleep(self._delays.expovariate(1 / self._latency_s))
-        answers = [self._read(call) for call in message.tool_calls]
+        messages, status = [], Status.OK
+        for call in message.tool_calls:
+            answer = self._read(call)
+            if not answer:
+                answer, status = "?", Status.MODEL_INVALID_ACTION
+            messages.append(Message(Role.TOOL, answer, tool_call_id=call.call_id))
         return StepResult(
-            messages=tuple(
-                Message(Role.TOOL, answer or "?", tool_call_id=call.call_id)
-                for call, answer in zip(message.tool_calls, answers, strict=True)
-            ),
-            status=Status.OK if all(answers) else Status.MODEL_INVALID_ACTION,
-            cost=Cost(tool_calls=len(answers)),
+            messages=tuple(messages),
+            status=status,
+            cost=Cost(tool_calls=len(messages)),
             state_hash=hash_value(self._state("reading")),
         )
 

@@ -1,0 +1,52 @@
+"""How an episode ended, and whose fault it was: decisions without effects."""
+
+from headrace.actors.deadline import Deadline
+from headrace.actors.plan import Ending
+from headrace.actors.text import well_formed_text
+from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault
+from headrace.platform.records.message import StepResult
+from headrace.platform.records.status import FaultOwner, Status, StopReason
+
+
+def ending_of(answer: StepResult) -> Ending | None:
+    """How the world ended the episode, None when it goes on.
+
+    Raises:
+        EnvironmentFault: for an answer that ends it in both ways.
+    """
+    if answer.terminated and answer.truncated:
+        raise EnvironmentFault("a step is terminated and truncated at once", transient=False)
+    if answer.truncated or (answer.terminated and answer.status.is_truncated):
+        return Ending(StopReason.ENV_TRUNCATED, Status.BUDGET_EXHAUSTED)
+    if answer.terminated and answer.status is Status.SAFETY_BLOCK:
+        return Ending(StopReason.TERMINATED, answer.status, FaultOwner.SAFETY, "the world ended it for safety")
+    return Ending(StopReason.TERMINATED, answer.status) if answer.terminated else None
+
+
+def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Ending:
+    """What broke, by whoever was waited for.
+
+    A budget that ran out is nobody's fault (P27), provided that the policy had begun to act: an episode without an
+    action says nothing about it.
+
+    Args:
+        error: what was raised.
+        deadline: knows what was waited for, and whether the budget is spent.
+        has_acted: the policy has sampled at least one turn.
+    """
+    waiting_for = deadline.waiting_for
+    owner = FaultOwner.INFRASTRUCTURE if waiting_for == "generation" else FaultOwner.ENVIRONMENT
+    fault = well_formed_text(f"{type(error).__name__}: {error}")
+    if isinstance(error, TimeoutError) and not isinstance(error, DeadlineExceeded):
+        if deadline.budget_is_spent and has_acted:
+            return Ending(StopReason.MAX_SECONDS, Status.BUDGET_EXHAUSTED)
+        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, f"{waiting_for} outran its deadline")
+    if isinstance(error, EngineError):
+        owner = FaultOwner.INFRASTRUCTURE
+    if (
+        owner is FaultOwner.INFRASTRUCTURE
+        or isinstance(error, DeadlineExceeded)
+        or (isinstance(error, EnvironmentFault) and error.transient)
+    ):
+        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, fault)
+    return Ending(StopReason.FAULT, Status.ENV_BUG, owner, fault)

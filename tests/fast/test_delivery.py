@@ -1,0 +1,156 @@
+"""From a played episode to its place in the store and the books."""
+
+import numpy as np
+import pytest
+from episode_kit import DONE, World, ends, goes_on, make_plan, play, raises, says
+
+from headrace.actors.delivery import Delivery
+from headrace.actors.episode import play_episode
+from headrace.platform.errors import EnvironmentFault
+from headrace.platform.hashing import digest
+from headrace.platform.ledger.memory import MemoryLedger
+from headrace.platform.records import AttemptId, Message, Observation, Purpose, RewardComponent, RewardKind, Role
+from headrace.platform.records.codec import episode_codec
+from headrace.platform.records.delivery import CommitRequest, LedgerLimits, Outcome, Verdict
+from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.tables import RewardTable
+from headrace.platform.testing.fakes.renderer import CharRenderer
+
+RUN = "kit-run"
+
+
+class Keeping(MemoryLedger):
+    """Keeps what was put."""
+
+    def __init__(self, **limits):
+        values = {"batch_groups": 8, "max_lag": 4, "drop_zero_variance": False, **limits}
+        super().__init__(RUN, LedgerLimits(**values), lambda: 100.0)
+        self.calls = []
+
+    async def put(self, submissions):
+        self.calls.append(list(submissions))
+        return await super().put(submissions)
+
+
+async def opened(tmp_path, size=4, **limits):
+    """A delivery whose ledger has one group of `size` in flight."""
+    ledger = Keeping(**limits)
+    fence = await ledger.acquire_learner("test")
+    number = await ledger.stage(fence)
+    await ledger.commit(CommitRequest(fence=fence, number=number, parent=-1, content_hash="h", batches=0, fates={}))
+    assert (await ledger.admit(number, size, 1)).tickets
+    return Delivery(
+        ledger=ledger,
+        store=EpisodeStore(str(tmp_path)),
+        rewards=RewardTable(str(tmp_path), "rollout-0"),
+        worker_id="rollout-0",
+    )
+
+
+def rewards_in(tmp_path):
+    return {row.episode_id: row for row in RewardTable(str(tmp_path)).rows()}
+
+
+async def played(sample=0, world=None, purpose=Purpose.TRAIN, **fields):
+    plan = make_plan(attempt_id=AttemptId(RUN, 0, sample, 0, purpose), **fields)
+    return await play(world or World(), says(DONE), plan=plan)
+
+
+async def test_an_episode_is_stored_before_it_is_put(tmp_path):
+    """P9: the file that the submission names holds the payload when the ledger hears of it."""
+    delivery = await opened(tmp_path)
+    whole = await played()
+
+    class Looking(Keeping):
+        async def put(self, submissions):
+            (one,) = submissions
+            assert delivery.store.read(one.store_file, [str(one.attempt_id)]) == [one.payload]
+            return await super().put(submissions)
+
+    delivery.ledger.__class__ = Looking
+    ((attempt_id, reply),) = await delivery.deliver([whole])
+    (submission,) = delivery.ledger.calls[0]
+    assert (attempt_id, reply.verdict) == (whole.episode.attempt_id, Verdict.ACCEPTED)
+    assert (submission.outcome, submission.score, submission.oldest_version) == (Outcome.DONE, 1.0, 0)
+    assert submission.action_tokens == whole.episode.action_tokens
+    assert submission.payload_hash == digest(submission.payload)
+    assert episode_codec.decode(submission.payload).turns[1].token_ids.tolist() == DONE
+
+
+async def test_a_batch_is_one_file_and_one_call(tmp_path):
+    delivery = await opened(tmp_path)
+    replies = await delivery.deliver([await played(sample) for sample in range(4)])
+    assert [reply.verdict for _, reply in replies] == [Verdict.ACCEPTED] * 4
+    assert [len(call) for call in delivery.ledger.calls] == [4]
+    assert len(list(tmp_path.glob("episodes/*/*.parquet"))) == 1
+    assert len(rewards_in(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("purpose", [Purpose.EVAL, Purpose.REPLAY])
+async def test_episodes_of_another_purpose_are_stored_and_never_put(tmp_path, purpose):
+    delivery = await opened(tmp_path)
+    other, training = await played(1, purpose=purpose), await played(0)
+    replies = await delivery.deliver([other, training])
+    assert [attempt_id for attempt_id, _ in replies] == [training.episode.attempt_id]
+    assert delivery.store.find(other.episode.episode_id).purpose is purpose
+    assert await delivery.deliver([await played(2, purpose=purpose)]) == []
+
+
+@pytest.mark.parametrize(
+    ("world", "owner", "reason"),
+    [
+        (World(raises(EnvironmentFault("lost"))), "environment", "EnvironmentFault: lost"),
+        (World(raises(KeyError("k"))), "environment", "KeyError: 'k'"),
+        (World(lambda _: ends(float("nan"))), "environment", "no valid reward"),
+    ],
+)
+async def test_what_has_no_reward_is_a_failure_and_tried_again(tmp_path, world, owner, reason):
+    delivery = await opened(tmp_path)
+    ((_, reply),) = await delivery.deliver([await played(world=world)])
+    ((submission,),) = delivery.ledger.calls
+    assert (submission.outcome, submission.owner, submission.reason) == (Outcome.FAILED, owner, reason)
+    assert (submission.payload, submission.score, reply.verdict, reply.next_attempt) == (b"", 0.0, Verdict.RETRY, 1)
+    stats = await delivery.ledger.stats()
+    assert stats.holds
+    assert (stats.fates["failed:environment"], stats.score_count) == (1, 0)
+    assert delivery.store.find("kit-run.t0.0.0").task.task_id == "t", "a failed episode is stored too"
+
+
+class NoWireForm:
+    pass
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"x": NoWireForm()}, {"x": "\ud800"}, {"\ud800": 1}, {"x": 2**70}, {"x": np.zeros(3, np.int64)}]
+)
+async def test_an_episode_that_no_store_takes_fails_alone(tmp_path, metadata):
+    delivery = await opened(tmp_path)
+    opening = Observation((Message(Role.USER, "go"),), metadata=metadata)
+    plan = make_plan(attempt_id=AttemptId(RUN, 0, 1))
+    bad = await play_episode(plan, World(reset=lambda: opening), CharRenderer(), says(DONE))
+    replies = await delivery.deliver([await played(0), bad, await played(2)])
+    assert [reply.verdict for _, reply in replies] == [Verdict.ACCEPTED, Verdict.RETRY, Verdict.ACCEPTED]
+    failed = delivery.ledger.calls[0][1]
+    assert (failed.outcome, failed.owner) == (Outcome.FAILED, "environment")
+    assert failed.reason.startswith("the episode cannot be stored: ")
+    assert "kit-run.t0.1.0" not in rewards_in(tmp_path), "what has no episode has no reward"
+    assert len(rewards_in(tmp_path)) == 2
+    assert delivery.store.find("kit-run.t0.1.0").fault == failed.reason
+
+
+async def test_evidence_that_is_no_text_is_stored_as_text(tmp_path):
+    delivery = await opened(tmp_path)
+    reward = RewardComponent(RewardKind.PROCESS, 1.0, evidence="because \ud800")
+    answers = iter([goes_on(rewards=(reward,)), ends(0.0)])
+    await delivery.deliver([await played(world=World(lambda _: next(answers)))])
+    rows = [row for row in RewardTable(str(tmp_path)).rows() if row.kind is RewardKind.PROCESS]
+    assert [row.evidence for row in rows] == ["because ?"]
+
+
+async def test_a_refused_put_is_a_reply_like_any_other(tmp_path):
+    delivery = await opened(tmp_path)
+    first = await played()
+    await delivery.deliver([first])
+    replies = await delivery.deliver([first, await played(1)])
+    assert [reply.verdict for _, reply in replies] == [Verdict.DUPLICATE, Verdict.ACCEPTED]
+    assert (await delivery.ledger.stats()).refused == {"duplicate": 1}

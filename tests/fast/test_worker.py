@@ -1,0 +1,474 @@
+"""The rollout worker over a real ledger, store and episode loop, with worlds and engines that misbehave."""
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+from episode_kit import DONE, World, char_call, ends, goes_on, never, says
+
+from headrace.actors.delivery import Delivery
+from headrace.actors.environments.registry import ENVIRONMENTS, EnvironmentKind
+from headrace.actors.worker import RolloutWorker, WorkerSettings
+from headrace.actors.worlds import Worlds
+from headrace.platform.config.environments import EnvironmentConfig, SamplingConfig
+from headrace.platform.errors import ConfigError, EnvironmentFault, LedgerError, VersionUnavailable
+from headrace.platform.ledger.memory import MemoryLedger
+from headrace.platform.records import Purpose, Status, Task
+from headrace.platform.records.delivery import CommitRequest, LedgerLimits
+from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.tables import RewardTable
+from headrace.platform.testing.fakes.engine import ScriptedEngine
+from headrace.platform.testing.fakes.renderer import CharRenderer
+from headrace.platform.testing.fakes.tasks import ListTasks
+
+RUN = "kit-run"
+SIZE = 4
+
+
+class Bench:
+    """A worker and everything around it. `make` builds the n-th world; worlds count what happens to them."""
+
+    def __init__(self, tmp_path, monkeypatch, make, *, engine=None, max_episodes=8, limits=None, tasks=None):
+        self.worlds = []
+        self.clock = 100.0
+        values = {"batch_groups": 2, "max_lag": 1, "drop_zero_variance": False, "max_attempts": 3, **(limits or {})}
+        self.ledger = MemoryLedger(RUN, LedgerLimits(**values), lambda: self.clock)
+        self.engine = engine or says(DONE)
+        self.store = EpisodeStore(str(tmp_path))
+        self.rewards = RewardTable(str(tmp_path), "rollout-0")
+        self.fence = 0
+
+        def build(args):
+            world = make(len(self.worlds) - 2)  # two are built and thrown away, to check the recipe
+            self.worlds.append(world)
+            return world
+
+        source = tasks or [Task(f"t{n}", "kit", split=split) for n in range(50) for split in ("train", "dev")]
+        kind = EnvironmentKind(environment=build, tasks=lambda split, seed, args: ListTasks(source, split, seed))
+        monkeypatch.setitem(ENVIRONMENTS, "kit", kind)
+        config = EnvironmentConfig(
+            name="kit", sampling=SamplingConfig(max_new_tokens=50), reset_deadline_s=5, step_deadline_s=5
+        )
+        worlds = {split: Worlds([config], split, 0) for split in ("train", "dev")}
+        settings = WorkerSettings(
+            run=RUN,
+            worker_id="rollout-0",
+            policy_id="scripted",
+            group_size=SIZE,
+            max_episodes=max_episodes,
+            request_deadline_s=5.0,
+            idle_s=0.001,
+            cancel_every_s=0.01,
+        )
+        self.worker = RolloutWorker(
+            settings,
+            worlds["train"],
+            CharRenderer(),
+            self.engine,
+            lambda: max(self.engine.versions(), default=None),
+            Delivery(ledger=self.ledger, store=self.store, rewards=self.rewards, worker_id="rollout-0"),
+            worlds.__getitem__,
+        )
+
+    async def publish(self, batches=1):
+        """A new version, so many batches after the head."""
+        if not self.fence:
+            self.fence = await self.ledger.acquire_learner("test")
+        head = (await self.ledger.stats()).head
+        number = await self.ledger.stage(self.fence)
+        await self.ledger.commit(
+            CommitRequest(
+                fence=self.fence,
+                number=number,
+                parent=-1 if head is None else head,
+                content_hash=f"h{number}",
+                batches=0 if head is None else batches,
+                fates={},
+            )
+        )
+        return number
+
+    async def until(self, holds):
+        """Let the loops run until `holds(stats)`."""
+        async with asyncio.timeout(10):
+            while not holds(await self.ledger.stats()):
+                await asyncio.sleep(0.002)
+                self.worker.stats()
+
+    @property
+    def used(self):
+        """The worlds that episodes were played in."""
+        return [world for world in self.worlds if getattr(world, "resets", None) or world.closed]
+
+    async def check_closed(self):
+        """After worker and ledger have stopped: the equation holds, nothing is in flight, nothing is left behind."""
+        assert self.worker.stats().running == 0
+        assert (await self.ledger.stats()).groups_open == 0, "the worker left a slot running"
+        await self.ledger.stop("test")
+        stats = await self.ledger.stats()
+        assert stats.holds
+        assert stats.fates["in_flight"] == 0
+        assert self.engine.sessions(0) == 0
+        assert all(world.closed for world in self.used)
+        return stats
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    def make(world=lambda n: World(), **options):
+        return Bench(tmp_path, monkeypatch, world, **options)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+async def no_task_is_left():
+    before = asyncio.all_tasks()
+    yield
+    await asyncio.sleep(0)
+    left = {task.get_name() for task in asyncio.all_tasks() - before - {asyncio.current_task()}}
+    assert not left, f"left running: {left}"
+
+
+async def test_groups_are_played_until_the_ledger_is_full_and_the_books_close(bench):
+    b = bench()
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_ready == 4)
+    await b.worker.stop()
+    stats = await b.check_closed()
+    assert stats.dispatched == 16
+    assert stats.fates["dropped:stopped"] == 16
+    assert stats.score_sum == stats.score_count == 16
+    assert b.worker.stats().statuses == {"OK": 16}
+    assert len(list(b.store.iterate())) == len(list(b.rewards.rows())) == 16
+
+
+async def test_members_of_a_group_share_task_and_seed_and_nothing_else(bench):
+    b = bench()
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_ready == 4)
+    await b.worker.stop()
+    episodes = list(b.store.iterate())
+    for group in range(4):
+        members = [episode for episode in episodes if episode.attempt_id.group == group]
+        assert len(members) == SIZE
+        assert len({(episode.task.task_id, episode.seed) for episode in members}) == 1
+        assert len({episode.turns[1].seed for episode in members}) == SIZE
+    assert len({episode.task.task_id for episode in episodes}) == 4
+    assert {episode.version.number for episode in episodes} == {0}
+    assert {(episode.worker_id, episode.stamps.dispatched_s) for episode in episodes} == {("rollout-0", 100.0)}
+
+
+async def test_nothing_is_admitted_before_there_is_a_version(bench):
+    b = bench(engine=says(DONE, versions=()))
+    await b.worker.start()
+    await asyncio.sleep(0.02)
+    assert (await b.ledger.stats()).dispatched == 0
+    await b.worker.stop()
+    await b.check_closed()
+
+
+# case E18
+async def test_a_retry_plays_the_same_slot_in_the_same_world(bench):
+    tries = itertools.count()
+    b = bench(lambda n: World(lambda _: flaky(tries)))
+    await b.publish()
+    assert await b.worker.play_round(1) == 1
+    stats = await b.ledger.stats()
+    assert (stats.groups_ready, stats.dispatched, stats.fates["failed:environment"]) == (1, SIZE + 2, 2)
+    assert stats.holds
+    episodes = list(b.store.iterate())
+    again = [episode for episode in episodes if episode.attempt_id.attempt == 1]
+    assert len(again) == 2
+    for second in again:
+        (first,) = [e for e in episodes if e.attempt_id.next_attempt() == second.attempt_id]
+        assert (first.task, first.seed) == (second.task, second.seed)
+        assert first.status is Status.ENV_TRANSIENT
+        assert first.turns[1].seed != second.turns[1].seed, "the retry samples anew"
+    assert len(b.used) == SIZE + 2, "a retry has a fresh world"
+
+
+def flaky(tries):
+    if next(tries) < 2:
+        raise EnvironmentFault("lost its sandbox")
+    return ends(1.0)
+
+
+# case E8
+@pytest.mark.parametrize(
+    ("error", "status", "owner"),
+    [
+        (EnvironmentFault("down"), "ENV_TRANSIENT", "environment"),
+        (ZeroDivisionError("in the world"), "ENV_BUG", "environment"),
+        (VersionUnavailable("v0"), "ENV_TRANSIENT", "infrastructure"),
+    ],
+)
+@pytest.mark.parametrize("where", ["world", "engine", "constructor"])
+async def test_what_always_fails_is_tried_so_often_and_never_rewarded(bench, error, status, owner, where):
+    def fail(*_):
+        raise error
+
+    def make(n):
+        if where == "constructor" and n >= 0:
+            raise error
+        return World(fail) if where == "world" else World()
+
+    b = bench(make, engine=ScriptedEngine(fail) if where == "engine" else None)
+    await b.publish()
+    assert await b.worker.play_round(1) == 1
+    stats = await b.check_closed()
+    if where == "engine":
+        status, owner = "ENV_TRANSIENT", "infrastructure"
+    assert stats.dispatched == 3 * SIZE
+    assert sum(count for fate, count in stats.fates.items() if fate.startswith("failed:")) == 3 * SIZE
+    assert (stats.score_count, list(b.rewards.rows())) == (0, [])
+    assert b.worker.stats().statuses == {status: 3 * SIZE}
+    assert type(error).__name__ in b.worker.stats().faults[-1]
+    assert {episode.fault_owner for episode in b.store.iterate()} == {owner}
+
+
+async def test_a_failing_world_does_not_stop_the_loops(bench):
+    b = bench(lambda n: World(lambda _: (_ for _ in ()).throw(EnvironmentFault("down"))))
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.dispatch_sequence >= 6)
+    await b.worker.stop()
+    stats = await b.check_closed()
+    assert stats.score_count == 0
+    assert stats.fates["failed:environment"] > 3 * SIZE
+
+
+# case E5, E7
+async def test_a_group_over_its_deadline_is_refused_and_the_worker_goes_on(bench):
+    """The members hang until the ledger has given the group up; their late puts are refused."""
+    free = asyncio.Event()
+
+    async def step(message):
+        await free.wait()
+        return ends(1.0)
+
+    b = bench(lambda n: World(step), max_episodes=SIZE, limits={"group_deadline_s": 10.0})
+    b.worker._settings.cancel_every_s = 1e9
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_open == 1)
+    await asyncio.sleep(0.01)
+    b.clock += 11.0
+    free.set()
+    await b.until(lambda stats: stats.groups_ready >= 2)
+    await b.worker.stop()
+    stats = await b.check_closed()
+    assert (
+        stats.refused["group_closed"] + stats.refused.get("late", 0) == SIZE
+        if "group_closed" in stats.refused
+        else (stats.refused == {"late": SIZE})
+    )
+    assert stats.fates["failed:infrastructure"] == SIZE
+
+
+async def test_attempts_of_a_group_that_is_over_are_cancelled(bench):
+    b = bench(lambda n: World(never if n < SIZE else None), max_episodes=SIZE, limits={"group_deadline_s": 10.0})
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_open == 1)
+    b.clock += 11.0
+    await b.until(lambda stats: stats.groups_ready >= 2)
+    assert b.worker.stats().running <= SIZE
+    await b.worker.stop()
+    await b.check_closed()
+    assert all(world.closed for world in b.used[:SIZE])
+
+
+@pytest.mark.parametrize("reason", ["lag", "rolled_back"])
+async def test_running_groups_are_cancelled_for_the_reason_that_the_ledger_names(bench, reason):
+    b = bench(lambda n: World(never))
+    await b.publish()
+    if reason == "rolled_back":
+        await b.ledger.settle(b.fence, 0)
+        number = await b.publish()
+        b.engine = says(DONE)
+        b.worker._newest_version = lambda: number
+        b.worker._generator = says(DONE, versions=(number,))
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_open == 2)
+    if reason == "lag":
+        b.worker._newest_version = lambda: None
+        await b.publish(batches=2)
+    else:
+        b.worker._newest_version = lambda: None
+        await b.ledger.rollback(b.fence, 0)
+    await b.until(lambda stats: stats.groups_open == 0)
+    stats = await b.ledger.stats()
+    assert stats.fates[f"cancelled:{reason}"] == 2 * SIZE
+    await b.worker.stop()
+    await b.check_closed()
+
+
+async def test_a_stop_in_mid_episode_cancels_and_tells_the_ledger(bench):
+    b = bench(lambda n: World(never))
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_open == 2)
+    await asyncio.sleep(0.01)
+    await b.worker.stop()
+    stats = await b.check_closed()
+    assert stats.fates["cancelled:stopped"] == 2 * SIZE
+    assert len(b.used) == 2 * SIZE
+
+
+async def test_a_stop_right_after_the_start_leaves_nothing(bench):
+    for waits in range(6):
+        b = bench()
+        await b.publish()
+        await b.worker.start()
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        await b.worker.stop()
+        await b.check_closed()
+
+
+async def test_a_batch_on_its_way_to_the_ledger_is_not_torn_by_a_stop(bench):
+    b = bench()
+    await b.publish()
+    writing, go_on = threading.Event(), threading.Event()
+    write = b.store.write
+
+    def slow_write(episodes, worker):
+        writing.set()
+        go_on.wait(10)
+        return write(episodes, worker)
+
+    b.store.write = slow_write
+    await b.worker.start()
+    await asyncio.to_thread(writing.wait, 10)
+    stopping = asyncio.create_task(b.worker.stop())
+    await asyncio.sleep(0.02)
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    stats = await b.check_closed()
+    assert stats.score_count == stats.dispatched == stats.fates["dropped:stopped"] >= 2 * SIZE
+
+
+async def test_a_retry_that_comes_in_while_stopping_is_given_back(bench):
+    b = bench(lambda n: World(lambda _: (_ for _ in ()).throw(EnvironmentFault("down"))))
+    await b.publish()
+    writing, go_on = threading.Event(), threading.Event()
+    write = b.store.write
+
+    def slow_write(episodes, worker):
+        writing.set()
+        go_on.wait(10)
+        return write(episodes, worker)
+
+    b.store.write = slow_write
+    await b.worker.start()
+    await asyncio.to_thread(writing.wait, 10)
+    stopping = asyncio.create_task(b.worker.stop())
+    await asyncio.sleep(0.02)
+    go_on.set()
+    await stopping
+    stats = await b.check_closed()
+    assert stats.fates["failed:environment"] == stats.fates["cancelled:stopped"] >= 2 * SIZE
+
+
+async def test_a_stopped_worker_can_start_again_and_stop_twice(bench):
+    b = bench()
+    await b.publish()
+    await b.worker.stop()
+    for ready in (2, 4):
+        await b.worker.start()
+        await b.until(lambda stats, ready=ready: stats.groups_ready >= ready)
+        await b.worker.stop()
+        await b.worker.stop()
+    await b.check_closed()
+
+
+@pytest.mark.parametrize("what", ["store", "ledger", "tasks"])
+async def test_what_ends_a_loop_or_an_attempt_is_said(bench, what):
+    b = bench()
+    await b.publish()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    async def gone(*_):
+        raise LedgerError("the server is gone")
+
+    if what == "store":
+        b.store.write = full
+    elif what == "ledger":
+        b.ledger.admit = gone
+    else:
+        b.worker._worlds._sources["kit"] = ListTasks([], "train")
+    await b.worker.start()
+    with pytest.raises((OSError, LedgerError, ConfigError), match=r"No space|server is gone|no task of the split"):
+        await b.until(lambda stats: False)
+    if what == "store":
+        with pytest.raises(OSError, match="No space"):
+            await b.worker.stop()
+    else:
+        await b.worker.stop()
+
+
+def test_a_worker_without_room_for_a_group_is_refused(bench):
+    with pytest.raises(ConfigError, match=r"max_episodes=3 has no room .*group_size=4"):
+        bench(max_episodes=SIZE - 1)
+
+
+async def test_places_bound_what_is_played_at_once(bench):
+    running, most = 0, 0
+
+    async def step(message):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return ends(1.0)
+
+    b = bench(lambda n: World(step), max_episodes=2 * SIZE + 1)
+    await b.publish()
+    await b.worker.start()
+    await b.until(lambda stats: stats.groups_ready == 4)
+    await b.worker.stop()
+    assert most == 2 * SIZE
+    most = 0
+    await b.worker.evaluate(0, "dev", range(30), 0)
+    assert most == 2 * SIZE + 1
+
+
+async def test_an_evaluation_is_stored_scored_and_never_in_the_books(bench):
+    b = bench(lambda n: World(lambda _: flaky_third(n)))
+    await b.publish()
+    outcomes = await b.worker.evaluate(0, "dev", range(9), 2)
+    assert [outcome.episode_id for outcome in outcomes] == [f"{RUN}.e{position}.2.0" for position in range(9)]
+    assert sorted(outcome.score is None for outcome in outcomes) == [False] * 6 + [True] * 3
+    assert all(outcome.fault_owner == "environment" for outcome in outcomes if outcome.score is None)
+    assert (await b.ledger.stats()).dispatched == 0
+    stored = list(b.store.iterate())
+    assert {episode.purpose for episode in stored} == {Purpose.EVAL}
+    assert {episode.task.split for episode in stored} == {"dev"}
+
+
+def flaky_third(n):
+    if n % 3 == 0:
+        raise EnvironmentFault("lost")
+    return ends(float(n % 2))
+
+
+async def test_the_times_of_tools_are_known(bench):
+    def make(n):
+        answers = iter([goes_on(), ends(1.0)])
+        return World(lambda _: next(answers))
+
+    b = bench(make, engine=says(char_call(1), DONE))
+    await b.publish()
+    await b.worker.play_round(1)
+    intervals = b.worker.tool_intervals(0.0)
+    assert len(intervals) == SIZE
+    assert all(start <= end for start, end in intervals)
+    assert b.worker.tool_intervals(max(end for _, end in intervals) + 1.0) == []
