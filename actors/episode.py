@@ -17,7 +17,7 @@ tokens, `deadline.py` the timer, and the worker says what to play.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from functools import partial
 
 import msgspec
 
@@ -51,11 +51,10 @@ async def play_episode(
     Only cancellation is raised; every other failure is part of the record.
     """
     recorder = Recorder(episode_id=str(plan.attempt_id))
-    began = time.monotonic()  # the event loop's clock
-    timer = asyncio.timeout(None)
-    deadline = Deadline(timer, plan.budgets.max_seconds)
+    began = time.monotonic()
+    deadline = Deadline(plan.budgets.max_seconds)
     try:
-        async with timer:
+        with deadline:
             ending = await _converse(plan, environment, renderer, generator, recorder, deadline, began)
     except asyncio.CancelledError as error:
         if _is_cancelled():
@@ -64,12 +63,13 @@ async def play_episode(
     except (Exception, SystemExit) as error:  # the boundary: whatever broke is classified here, once
         ending = classify(error, deadline, recorder.policy_turns > 0)
     finally:
-        deadline.disarm()
         try:
-            await _let_go(plan, environment, generator, recorder.episode_id)
+            await _let_go(plan, environment, generator, recorder.episode_id, deadline)
         except asyncio.CancelledError:  # it came in the middle; both are safe to call twice (case X4)
-            await _let_go(plan, environment, generator, recorder.episode_id)
+            await _let_go(plan, environment, generator, recorder.episode_id, deadline)
             raise
+        finally:
+            deadline.disarm()
     episode = recorder.episode(plan, environment.name, environment.version, ending, time.monotonic() - began)
     if ending.owner is not FaultOwner.NONE:
         return PlayedEpisode(episode=episode, rewards=(), score=None)
@@ -160,19 +160,18 @@ async def _converse(
             raise EnvironmentFault(f"{environment.name} returned no observation and did not end", transient=False)
 
 
-async def _let_go(plan: EpisodePlan, environment: AsyncEnvironment, generator: TokenGenerator, session: str) -> None:
+async def _let_go(
+    plan: EpisodePlan, environment: AsyncEnvironment, generator: TokenGenerator, session: str, deadline: Deadline
+) -> None:
     """Give back the pin, before any grading (P19), and the world, each whatever becomes of the other. What cannot be
     given back is logged, not raised."""
-    await _in_time(generator.release(session), plan.step_deadline_s, session, "session")
-    await _in_time(environment.close(), plan.step_deadline_s, session, "environment")
-
-
-async def _in_time(closing: Awaitable[None], deadline_s: float, session: str, what: str) -> None:
-    try:
-        async with asyncio.timeout(deadline_s):
-            await closing
-    except (Exception, SystemExit) as error:
-        _log.warning("episode %s: its %s is not closed: %s: %s", session, what, type(error).__name__, error)
+    for what, give_back in (("session", partial(generator.release, session)), ("environment", environment.close)):
+        deadline.allow_beyond_budget(what, plan.step_deadline_s)
+        try:
+            with deadline:
+                await give_back()
+        except (Exception, SystemExit) as error:
+            _log.warning("episode %s: its %s is not closed: %s: %s", session, what, type(error).__name__, error)
 
 
 def _is_cancelled() -> bool:

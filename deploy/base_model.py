@@ -16,10 +16,10 @@ from typing import Any
 
 from headrace.actors.environments.registry import EnvironmentKind, environment_kind
 from headrace.actors.rendering import load_renderer
-from headrace.deploy.source_digest import code_digest
 from headrace.deploy.context import POLICY_ID
+from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig
-from headrace.platform.errors import ConfigError
+from headrace.platform.errors import ConfigError, RunFailed
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.versions import VersionManifest, VersionRef
 
@@ -162,9 +162,13 @@ def _initial_model(config: RunConfig, kind: EnvironmentKind) -> tuple[Any, dict[
 
 
 async def _measured_success(config: RunConfig, folder: Path, tasks: int) -> float:
-    """Mean score of `tasks` episodes on the dev split, sampled by a real engine in this thread."""
+    """Mean score of `tasks` episodes on the dev split, sampled by a real engine in this thread.
+
+    Raises:
+        RunFailed: none of them gave a valid reward; names the first fault.
+    """
     from headrace.actors.episode import play_episode
-    from headrace.actors.plan import EpisodePlan
+    from headrace.actors.plan import EpisodePlan, PlayedEpisode
     from headrace.actors.sampling import sampling_params
     from headrace.actors.worlds import Worlds
     from headrace.deploy.wiring import build_engine
@@ -179,7 +183,7 @@ async def _measured_success(config: RunConfig, folder: Path, tasks: int) -> floa
     await engine.load(manifest, str(folder))
     renderer, worlds = load_renderer(folder), Worlds(config.environments, "dev", config.seed)
 
-    async def score(position: int) -> float:
+    async def play(position: int) -> PlayedEpisode:
         setting = worlds.setting(position)
         plan = EpisodePlan(
             attempt_id=AttemptId("sft", position, 0, 0, Purpose.SFT),
@@ -190,9 +194,14 @@ async def _measured_success(config: RunConfig, folder: Path, tasks: int) -> floa
             budgets=setting.config.budgets.budgets(),
         )
         environment = worlds.async_environment(setting.config)
-        return (await play_episode(plan, environment, renderer, engine)).score or 0.0
+        return await play_episode(plan, environment, renderer, engine)
 
     try:
-        return sum(await asyncio.gather(*(score(position) for position in range(tasks)))) / tasks
+        played = await asyncio.gather(*(play(position) for position in range(tasks)))
     finally:
         await engine.close()
+    scores = [each.score for each in played if each.score is not None]
+    if not scores:
+        fault = next((each.episode.fault for each in played if each.episode.fault), "none was recorded")
+        raise RunFailed(f"none of {tasks} episodes gave a valid reward to measure by; the first fault: {fault}")
+    return sum(scores) / len(scores)

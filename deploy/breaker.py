@@ -1,25 +1,46 @@
-"""When a run that fails more than it plays must stop: a pure decision."""
+"""When a run that fails more than it plays must stop."""
 
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from headrace.platform.records.delivery import LedgerStats
 
 FEWEST_ENDED = 32
 """Attempts that must have ended before a rate means anything."""
+LATELY = 256
+"""A world that breaks late in a run is judged by about this many attempts, not by all the good ones before."""
 
 
-def failure_cause(stats: LedgerStats, max_failure_rate: float, faults: Sequence[str]) -> str | None:
-    """Why the run should stop, None while it may go on (case E8).
+class Breaker:
+    """Judges the attempts that ended lately (case E8); decides on what it is shown and reads no clock.
 
     Args:
-        stats: the ledger's counts.
-        max_failure_rate: the largest share of ended attempts that may have failed.
-        faults: the last faults of episodes; one is quoted.
+        max_failure_rate: the largest share of them that may have failed.
     """
-    failed = sum(count for fate, count in stats.fates.items() if fate.startswith("failed"))
-    ended = stats.dispatched - stats.fates.get("in_flight", 0)
-    if ended < FEWEST_ENDED or failed <= max_failure_rate * ended:
-        return None
-    owners = {fate.removeprefix("failed:"): n for fate, n in stats.fates.items() if fate.startswith("failed")}
-    example = f"; the last one: {faults[-1]}" if faults else ""
-    return f"{failed} of {ended} attempts failed (by owner: {owners}), more than {max_failure_rate:.0%}{example}"
+
+    def __init__(self, max_failure_rate: float) -> None:
+        self._max_failure_rate = max_failure_rate
+        self._seen: deque[tuple[int, Counter[str]]] = deque([(0, Counter())])
+
+    def cause(self, stats: LedgerStats, faults: Sequence[str]) -> str | None:
+        """Why the run should stop now, None while it may go on.
+
+        Args:
+            stats: the ledger's counts, newer at each call.
+            faults: the last faults of episodes; one is quoted.
+        """
+        owners = Counter({fate.partition(":")[2]: n for fate, n in stats.fates.items() if fate.startswith("failed")})
+        ended = stats.dispatched - stats.fates.get("in_flight", 0)
+        while len(self._seen) > 1 and ended - self._seen[1][0] >= LATELY:
+            self._seen.popleft()
+        since, failed_before = self._seen[0]
+        if ended > self._seen[-1][0]:
+            self._seen.append((ended, owners))
+        lately, failed = ended - since, owners - failed_before
+        if lately < FEWEST_ENDED or failed.total() <= self._max_failure_rate * lately:
+            return None
+        example = f"; the last one: {faults[-1]}" if faults else ""
+        return (
+            f"{failed.total()} of the last {lately} attempts failed (by owner: {dict(failed)}),"
+            f" more than {self._max_failure_rate:.0%}{example}"
+        )

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.actors.rendering import load_renderer
 from headrace.platform.contracts import Renderer
+from headrace.platform.errors import NotFound
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.tables import Receipt, RewardRow
 from headrace.platform.records.turn import Turn
@@ -12,19 +13,21 @@ from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
-_SHOWN = 12
+_SHOWN_ALIKE = 4
 
 
 def run_facts(root: RunRoot) -> dict[str, Any]:
-    """A run's summary and some of its episodes."""
+    """A run's summary, and some episodes of each fate and purpose."""
     rewards, fates = RewardTable(root.url).by_episode(), FateTable(root.url).by_episode()
-    rows: list[dict[str, Any]] = []
+    alike: dict[str, list[dict[str, Any]]] = {}
     count = 0
     for episode in EpisodeStore(root.url).iterate():
         count += 1
-        if len(rows) < _SHOWN:
-            fate = fates.get(episode.episode_id)
-            rows.append(
+        fate = fates.get(episode.episode_id)
+        told = f"{fate.fate}:{fate.reason}".rstrip(":") if fate else ""
+        shown = alike.setdefault(told or str(episode.purpose), [])
+        if len(shown) < _SHOWN_ALIKE:
+            shown.append(
                 {
                     "episode_id": episode.episode_id,
                     "purpose": episode.purpose,
@@ -32,10 +35,15 @@ def run_facts(root: RunRoot) -> dict[str, Any]:
                     "status": episode.status,
                     "turns": len(episode.views),
                     "score": _score(rewards.get(episode.episode_id, [])),
-                    "fate": f"{fate.fate}:{fate.reason}".rstrip(":") if fate else "",
+                    "fate": told,
                 }
             )
-    return {"run": root.name, "summary": root.read_summary(), "episodes": rows, "episode_count": count}
+    rows = [row for told in sorted(alike, reverse=True) for row in alike[told]]
+    try:
+        summary = root.read_summary()
+    except NotFound:  # the run has not ended, or was killed
+        summary = {}
+    return {"run": root.name, "summary": summary, "episodes": rows, "episode_count": count}
 
 
 def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
         "duration_s": round(episode.duration_s, 4),
         "final_state_hash": episode.final_state_hash,
         "score": _score(rewards),
-        "turns": _turns(episode, receipts[-1] if receipts else None, renderer),
+        "turns": _turns(episode, max(receipts, key=lambda row: row.version, default=None), renderer),
         "rewards": [
             {"kind": row.kind, "value": row.value, "valid": row.valid, "turn": row.turn, "evidence": row.evidence}
             for row in rewards
@@ -121,9 +129,11 @@ def _tokens(turn: Turn, index: int, receipt: Receipt | None, renderer: Renderer 
 
 
 def _renderer(root: RunRoot) -> Renderer | None:
-    """The renderer of the newest version kept in the run root, for decoding; None where no folder is left."""
-    folders = sorted(Path(root.url).glob("versions/*/tokenizer.json"))
-    return load_renderer(folders[-1].parent) if folders else None
+    """The renderer of any model kept in the run root, for decoding; None where no folder is left."""
+    for kept in ("versions", "checkpoints"):
+        for file in sorted(Path(root.url).glob(f"{kept}/*/tokenizer.json")):
+            return load_renderer(file.parent)
+    return None
 
 
 def _score(rewards: list[RewardRow]) -> float | None:

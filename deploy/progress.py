@@ -96,8 +96,8 @@ class LiveProgress:
 
     def __init__(self, state: RunState, console: Console) -> None:
         self._state = state
-        self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=8)
         self._sft: SftStep | None = None
+        self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=8)
 
     def stage(self, name: str) -> None:
         """See `Progress.stage`."""
@@ -105,7 +105,7 @@ class LiveProgress:
 
     def note(self, text: str) -> None:
         """See `Progress.note`."""
-        self._live.console.print(text, highlight=False)
+        self._live.console.print(text, highlight=False, markup=False)
 
     def sft(self, step: SftStep) -> None:
         """See `Progress.sft`."""

@@ -13,6 +13,7 @@ from headrace.deploy.context import RunContext
 from headrace.deploy.runtime import Activity
 from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine
 from headrace.platform.errors import RunFailed
+from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.ledger.policy import batch_target
 from headrace.platform.records.delivery import LedgerStats
@@ -30,6 +31,7 @@ class InprocessRuntime:
         self._registry = MemoryRegistry(self._ledger)
         self._engine = build_engine(context.config, Path(), "inprocess", inline=True)
         self._rolling = False
+        self._fates_read = 0
 
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
@@ -89,7 +91,8 @@ class InprocessRuntime:
 
     async def fates(self) -> list[FateRow]:
         """See `Runtime.fates`."""
-        return list(await self._ledger.take_fates())
+        rows, self._fates_read = await drain_fates(self._ledger, self._fates_read)
+        return rows
 
     async def close(self) -> None:
         """See `Runtime.close`."""

@@ -26,9 +26,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from headrace.actors.outcomes import EpisodeOutcome
 from headrace.actors.rollout_actor import RolloutActor
 from headrace.deploy import wiring
+from headrace.deploy.checks import check_cluster
 from headrace.deploy.context import RunContext
 from headrace.deploy.runtime import Activity
 from headrace.platform.errors import ConfigError, DeadlineExceeded, HeadraceError, RunFailed
+from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.redis_ledger import RedisLedger
 from headrace.platform.ledger.server import EmbeddedServer
 from headrace.platform.records.delivery import LedgerStats
@@ -68,12 +70,7 @@ class RayRuntime:
     """See the module."""
 
     def __init__(self, context: RunContext) -> None:
-        config = context.config
-        if config.runtime.ray_address and not config.queue.redis_url:
-            raise ConfigError(
-                "runtime.ray_address joins a cluster, whose nodes cannot reach an embedded server;"
-                " set queue.redis_url to a server that they all reach"
-            )
+        check_cluster(context.config)
         self._context = replace(context, door_token=secrets.token_hex(32))
         self._server: EmbeddedServer | None = None
         self._ray_start: asyncio.Task[None] | None = None
@@ -82,6 +79,7 @@ class RayRuntime:
         self._learner: Any = None
         self._ledger: RedisLedger | None = None
         self._owns_ray = False
+        self._fates_read = 0
 
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
@@ -126,12 +124,13 @@ class RayRuntime:
 
     async def stop_rollouts(self) -> None:
         """See `Runtime.stop_rollouts`."""
-        await self._all("stopping rollouts", [worker.stop.remote() for worker in self._workers])
-        if self._learner is not None:
-            await self._one("closing the learner", self._learner.close.remote())
-            self._learner = None
-        if self._ledger is not None:
-            await self._ledger.stop("the run is over")
+        try:
+            await self._all("stopping rollouts", [worker.stop.remote() for worker in self._workers])
+            if self._learner is not None:
+                await self._one("closing the learner", self._learner.close.remote())
+        finally:
+            if self._ledger is not None:
+                await self._ledger.stop("the run is over")
 
     async def step(self) -> StepReport:
         """See `Runtime.step`."""
@@ -175,7 +174,8 @@ class RayRuntime:
 
     async def fates(self) -> list[FateRow]:
         """See `Runtime.fates`."""
-        return list(await self._connected().take_fates())
+        rows, self._fates_read = await drain_fates(self._connected(), self._fates_read)
+        return rows
 
     async def close(self) -> None:
         """See `Runtime.close`."""

@@ -21,13 +21,13 @@ from typing import Any
 
 from headrace.actors.outcomes import EpisodeOutcome
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
-from headrace.deploy.breaker import failure_cause
+from headrace.deploy.breaker import Breaker
 from headrace.deploy.context import RunContext
 from headrace.deploy.progress import Progress, RunState
 from headrace.deploy.runtime import Runtime
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml
-from headrace.platform.errors import HeadraceError, RunFailed
+from headrace.platform.errors import DeadlineExceeded, HeadraceError, RunFailed
 from headrace.platform.observability.busy import overlap, union
 from headrace.platform.observability.figure import learning_curve
 from headrace.platform.observability.metrics import MetricsFile
@@ -83,8 +83,11 @@ async def train(
     conductor = _Conductor(context, root, runtime, state, progress)
     try:
         return await conductor.run()
-    except (HeadraceError, asyncio.CancelledError) as error:
-        conductor.leave_summary(str(error) or "interrupted")
+    except asyncio.CancelledError:
+        conductor.leave_summary("interrupted")
+        raise
+    except Exception as error:  # whatever ended the run is written down, and raised on
+        conductor.leave_summary(str(error) if isinstance(error, HeadraceError) else repr(error))
         raise
     finally:
         with contextlib.suppress(TimeoutError):
@@ -117,7 +120,6 @@ class _Conductor:
         after = await self._evaluate(self._totals.version, 1)
         self._summary["success_after"] = after
         self._metrics.append({Metric.STAGE: "eval", Metric.EVAL_SUCCESS: after})
-        await self._close_books()
         learning_curve(self._root.metrics, self._root.join("figures/learning_curve.png"), self._context.run)
         return self._finish()
 
@@ -160,30 +162,52 @@ class _Conductor:
         await self._runtime.start_rollouts()
         self._totals.at_s = time.time()
         watching = asyncio.create_task(self._watch())
-        began = time.monotonic()
         try:
-            for _ in range(self._config.learner.steps):
-                stepping = asyncio.ensure_future(self._runtime.step())
+            await self._steps(watching)
+        except BaseException:
+            # In a task of its own, as a cancelled one is refused by whoever guards its cancellations. What else fails
+            # now is not told: the first cause counts.
+            await asyncio.gather(asyncio.create_task(self._stop(watching)), return_exceptions=True)
+            raise
+        await self._stop(watching)
+
+    async def _steps(self, watching: asyncio.Task[None]) -> None:
+        began = time.monotonic()
+        for _ in range(self._config.learner.steps):
+            stepping = asyncio.ensure_future(self._runtime.step())
+            try:
                 await asyncio.wait({stepping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
                 if not stepping.done():
                     stepping.cancel()
                     await asyncio.gather(stepping, return_exceptions=True)
-                    watching.result()
-                await self._record(stepping.result(), began)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            async with asyncio.timeout(_STOP_DEADLINE_S):
-                await self._runtime.stop_rollouts()
+            if watching.done():
+                watching.result()
+            await self._record(stepping.result(), began)
 
     async def _watch(self) -> None:
         """Ends with an error when the run should stop: too many failures (E8), or a part that died (E9)."""
+        breaker = Breaker(self._config.queue.max_failure_rate)
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             activity = await self._runtime.activity(time.time())
             stats = await self._runtime.ledger()
-            if cause := failure_cause(stats, self._config.queue.max_failure_rate, activity.faults):
+            if cause := breaker.cause(stats, activity.faults):
                 raise RunFailed(cause)
+
+    async def _stop(self, watching: asyncio.Task[None]) -> None:
+        """End the rollouts and close the books, however the steps ended."""
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_STOP_DEADLINE_S):
+                await self._runtime.stop_rollouts()
+        except DeadlineExceeded:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"the rollouts did not stop within {_STOP_DEADLINE_S:g} s") from None
+        finally:
+            await self._close_books()
 
     async def _record(self, report: StepReport, began: float) -> None:
         totals, state = self._totals, self._state
@@ -244,7 +268,8 @@ def _success(outcomes: list[EpisodeOutcome]) -> float:
     """Mean score over the episodes that say something about the policy."""
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     if not scores:
-        raise RunFailed("no evaluation episode gave a valid reward; see the logs for the faults")
+        fault = next((outcome.fault for outcome in outcomes if outcome.fault), "none was recorded")
+        raise RunFailed(f"none of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}")
     return round(sum(scores) / len(scores), 4)
 
 

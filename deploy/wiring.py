@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.rendering import load_renderer
+from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
-from headrace.deploy.source_digest import code_digest
 from headrace.deploy.context import POLICY_ID, RunContext
+from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig
 from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
@@ -164,6 +165,7 @@ async def build_worker(
     context: RunContext, index: int, model_dir: Path, addresses: Sequence[tuple[str, int]]
 ) -> tuple[RolloutWorker, Closing]:
     """Rollout worker number `index`, with its own connections."""
+    tune_collector()
     open_process_log(context, f"rollout-{index}")
     ledger = await connect_ledger(context)
     pool = await connect_pool(context, addresses)
@@ -208,7 +210,7 @@ def assemble_learner(
         ledger=ledger,
         registry=registry,
         read_episodes=read_episodes,
-        checkpoints=CheckpointStore(context.root),
+        checkpoints=CheckpointStore(f"{context.root}/checkpoints"),
         policy_id=POLICY_ID,
         clock=time.time,
         on_receipts=ReceiptTable(context.root, "learner").append,

@@ -14,6 +14,8 @@ from headrace.deploy.cli.sft import sft
 from headrace.deploy.cli.train import train
 from headrace.platform.errors import ConfigError, HeadraceError, NotFound
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="headrace",
     help="Train language-model agents by reinforcement learning while their episodes are still running.",
@@ -43,9 +45,10 @@ def main() -> None:
     """Run the command line; a named cause on standard error and an exit code instead of a traceback."""
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+    except SystemExit as ending:
+        if ending.code == _INTERRUPTED:
+            typer.echo("interrupted", err=True)
+        raise
     except (ConfigError, NotFound) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -7,6 +7,8 @@ import typer
 from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from headrace.platform.store.run_root import RunRoot
 
 
@@ -39,12 +41,19 @@ def inspect(
         _print_episode(facts)
 
 
-def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
+def _console() -> "Console":
+    """What a tool or a model said is shown as it is: brackets are no markup."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    console.print(f"[bold]{root.name}[/bold]  {root.url}")
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    console.print(Text.assemble((root.name, "bold"), f"  {root.url}"))
     for key, value in facts["summary"].items():
         if key not in ("run", "root", "sft"):
             console.print(f"  {key:18} {value}")
@@ -59,12 +68,11 @@ def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
 
 
 def _print_episode(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = _console()
     styles = {"prompt": "dim", "trained": "bold green", "masked": "yellow", "action": "cyan"}
-    console.print(f"[bold]{facts['episode_id']}[/bold]  {facts['purpose']}  {facts['environment']}")
+    console.print(Text.assemble((facts["episode_id"], "bold"), f"  {facts['purpose']}  {facts['environment']}"))
     for key in ("task", "seed", "version", "status", "stop_reason", "fault", "fate", "duration_s", "final_state_hash"):
         console.print(f"  {key:18} {facts[key]}")
     legend = Text("  tokens: ")
@@ -72,10 +80,8 @@ def _print_episode(facts: dict[str, Any]) -> None:
         legend.append(f" {name} ", style=style)
     console.print(legend)
     for turn in facts["turns"]:
-        console.print(
-            f"\n[bold]turn {turn['turn']}[/bold] {turn['role']}  {turn['status']}"
-            + (f"  versions {turn['versions']}  advantage {turn['advantage']}" if turn["versions"] else "")
-        )
+        sampled = f"  versions {turn['versions']}  advantage {turn['advantage']}" if turn["versions"] else ""
+        console.print(Text.assemble((f"\nturn {turn['turn']}", "bold"), f" {turn['role']}  {turn['status']}{sampled}"))
         line = Text("  ")
         for token in turn["tokens"]:
             line.append(token["text"], style=styles[token["kind"]])

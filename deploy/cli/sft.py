@@ -16,6 +16,7 @@ def sft(
 ) -> None:
     """Run a recipe's supervised stages and leave a Hugging Face folder. Try: headrace sft lookup --out base"""
     from headrace.deploy.base_model import prepare_base_model
+    from headrace.deploy.checks import check_config
     from headrace.deploy.progress import RunState, open_progress
     from headrace.platform.config.load import load_recipe
     from headrace.platform.errors import ConfigError
@@ -23,6 +24,7 @@ def sft(
     config = load_recipe(recipe, list(overrides or []), recipes_dir())
     if config.sft is None:
         raise ConfigError(f"the recipe {recipe!r} has no supervised stages (key: sft)")
+    check_config(config)
     folder = Path(out).resolve() if out else None
     if folder is not None and folder.exists():
         raise ConfigError(f"{folder} exists already; name a new folder")

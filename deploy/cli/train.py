@@ -23,6 +23,7 @@ def train(
     Starts a local Ray and an embedded Valkey unless told to join others, runs the recipe's supervised stages (cached
     after the first time), then reinforcement learning. Everything is left in a run root under runs/.
     """
+    from headrace.deploy.checks import check_config, check_secrets
     from headrace.platform.config.load import dump_yaml, load_recipe
 
     changes = list(overrides or [])
@@ -31,12 +32,14 @@ def train(
     if redis_url:
         changes.append(f"queue.redis_url={redis_url}")
     config = load_recipe(recipe, changes, recipes_dir())
+    check_config(config)
     if dry_run:
         if as_json:
             answer_json(config.model_dump(mode="json"))
         else:
             typer.echo(dump_yaml(config), nl=False)
         return
+    check_secrets(config)
 
     from headrace.deploy.progress import RunState, open_progress
     from headrace.deploy.runtime import Runtime

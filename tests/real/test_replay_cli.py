@@ -1,0 +1,65 @@
+"""`headrace inspect` and `headrace replay` as processes, on what a run through Ray left behind."""
+
+import json
+import tempfile
+
+import pytest
+from command_line import environment, last_json, run
+
+from headrace.platform.records.status import Purpose, Role
+from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.tables import FateTable
+
+pytestmark = pytest.mark.timeout(240)
+SMALL = ("model.tiny_llama=null", "sft=null", "learner.steps=3", "learner.batch_groups=4", "eval.tasks=16")
+
+
+@pytest.fixture(scope="module")
+def trained(lookup_model, tmp_path_factory):
+    """The folder in which a run was made by the command line, and its summary."""
+    folder = tmp_path_factory.mktemp("work")
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as ray_folder:
+        code, out, err = run(
+            folder,
+            *("train", "lookup", f"model.path={lookup_model}", *SMALL, "--json"),
+            timeout_s=200,
+            env=environment(RAY_TMPDIR=ray_folder),
+        )
+    assert code == 0, err
+    return folder, last_json(out)
+
+
+def test_the_run_lies_under_runs_by_its_name(trained):
+    folder, summary = trained
+    assert json.loads((folder / "runs" / summary["run"] / "summary.json").read_text()) == summary
+
+
+def test_inspect_shows_words_fates_and_trained_tokens(trained):
+    folder, summary = trained
+    code, out, err = run(folder, "inspect", "lookup", "--json", timeout_s=60)
+    assert code == 0, err
+    facts = last_json(out)
+    assert facts["summary"] == summary
+    root = str(folder / "runs" / summary["run"])
+    episode_id = next(row.episode_id for row in FateTable(root).by_episode().values() if row.fate == "trained")
+    code, out, err = run(folder, "inspect", "lookup", episode_id, "--json", timeout_s=60)
+    assert code == 0, err
+    facts = last_json(out)
+    tokens = [token for turn in facts["turns"] for token in turn["tokens"]]
+    assert {token["kind"] for token in tokens} == {"prompt", "trained"}
+    assert "find" in "".join(token["text"] for token in tokens)
+    assert facts["fate"] == "trained"
+
+
+def test_episodes_played_elsewhere_replay_equal_here(trained):
+    folder, summary = trained
+    episodes = list(EpisodeStore(str(folder / "runs" / summary["run"])).iterate())
+    chosen = [
+        next(e for e in episodes if e.purpose is purpose and len(e.turns) > 3)
+        for purpose in (Purpose.TRAIN, Purpose.EVAL)
+    ]
+    for episode in chosen:
+        code, out, err = run(folder, "replay", "lookup", episode.episode_id, "--json", timeout_s=60)
+        assert code == 0, err
+        report = last_json(out)
+        assert report["equal"] and report["steps"] == sum(turn.role is Role.ASSISTANT for turn in episode.turns)
