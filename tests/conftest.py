@@ -40,6 +40,7 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def ray_session() -> Iterator[None]:
     """A local Ray for the session, on loopback."""
     import ray
+
     from headrace.deploy.runtime_ray import start_local_ray
 
     start_local_ray(cpus=8)

@@ -1,9 +1,9 @@
 """Configuration: one small file per part. Recipes are YAML that `load.py` reads into `RunConfig`."""
 
 from headrace.platform.config.environments import BudgetConfig, EnvironmentConfig, SamplingConfig
+from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import GrpoConfig, LearnerConfig
 from headrace.platform.config.model import ModelConfig, TinyLlamaConfig
-from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.rollout import RolloutConfig
 from headrace.platform.config.run import EvalConfig, RunConfig, RuntimeConfig
 from headrace.platform.config.serving import ServingConfig

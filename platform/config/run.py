@@ -6,9 +6,9 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.platform.config.base import StrictModel
 from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.config.model import ModelConfig
-from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.rollout import RolloutConfig
 from headrace.platform.config.serving import ServingConfig
 from headrace.platform.config.sft import SftConfig

@@ -1,6 +1,7 @@
 """A run root: the folder, or fsspec URL, that holds everything a run leaves behind.
 
-Owns its layout (docs/design.md section 10) and how a run is found by name. What is in the files belongs to whoever writes them.
+Owns its layout (docs/design.md section 10) and how a run is found by name. What is in the files belongs to whoever
+writes them.
 """
 
 import json
