@@ -98,10 +98,13 @@ def prepare_base_model(
 def _run_stages(config: RunConfig, folder: Path, on_progress: Callable[[SftStep], None]) -> list[dict[str, Any]]:
     import numpy as np
     import torch
+    import transformers
 
     from headrace.trainer.model import save_folder
     from headrace.trainer.sft import SftProgress, SftTrace, run_stage
 
+    # A bar per measurement would hide the run's own progress.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = environment_kind(config.environments[0].name)
     model, tokenizer = _initial_model(config, kind)
     save_folder(model, folder, tokenizer)

@@ -44,19 +44,11 @@ _log = logging.getLogger(__name__)
 _CONTROL_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 20.0
 
-# A local Ray stays on loopback and reports to nobody; these must be set before it starts.
-_LOCAL_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def start_local_ray(cpus: int) -> None:
-    """A Ray of this process's own, on loopback, with `cpus` logical CPUs."""
-    os.environ.update({key: os.environ.get(key, value) for key, value in _LOCAL_RAY_ENVIRONMENT.items()})
+    """A Ray of this process's own with `cpus` logical CPUs; `keep_ray_local` must have been called before."""
     ray.init(
         num_cpus=cpus,
         include_dashboard=False,

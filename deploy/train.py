@@ -15,15 +15,13 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.actors.outcomes import EpisodeOutcome
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
 from headrace.deploy.breaker import Breaker
 from headrace.deploy.context import RunContext
 from headrace.deploy.progress import Progress, RunState
+from headrace.deploy.run_totals import Totals, fate_totals, mean_success, step_metrics
 from headrace.deploy.runtime import Runtime
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml
@@ -32,7 +30,6 @@ from headrace.platform.observability.busy import overlap, union
 from headrace.platform.observability.figure import learning_curve
 from headrace.platform.observability.metrics import MetricsFile
 from headrace.platform.observability.names import Metric
-from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable
 from headrace.trainer.report import StepReport
@@ -44,25 +41,6 @@ _STOP_DEADLINE_S = 30.0
 
 class _Stopped(Exception):
     """Ends the supervised stages when the run is interrupted."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _Totals:
-    """What the summary adds up."""
-
-    lags: Counter[int] = field(default_factory=Counter)
-    busy_s: float = 0.0
-    overlapped_s: float = 0.0
-    steps: int = 0
-    version: int = 0
-    scores: tuple[float, int] = (0.0, 0)
-    tokens: int = 0
-    at_s: float = field(default_factory=time.time)
-
-    @property
-    def lag_share_ge1(self) -> float:
-        trained = sum(self.lags.values())
-        return sum(n for lag, n in self.lags.items() if lag >= 1) / trained if trained else 0.0
 
 
 def create_run(config: RunConfig) -> tuple[RunContext, RunRoot]:
@@ -104,7 +82,7 @@ class _Conductor:
         self._state, self._progress = state, progress
         self._metrics = MetricsFile(root.metrics, time.time)
         self._fates = FateTable(context.root, "driver")
-        self._totals = _Totals()
+        self._totals = Totals()
         self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
 
     async def run(self) -> dict[str, Any]:
@@ -153,7 +131,7 @@ class _Conductor:
     async def _evaluate(self, version: int, index: int) -> float:
         self._progress.stage(f"evaluating version {version}")
         outcomes = await self._runtime.evaluate(version, self._config.eval.split, self._config.eval.tasks, index)
-        return _success(outcomes)
+        return mean_success(outcomes)
 
     async def _learn(self) -> None:
         """The asynchronous part: rollouts play while the learner steps."""
@@ -229,7 +207,7 @@ class _Conductor:
         state.tokens_per_s = (activity.sampled_tokens - totals.tokens) / span_s
         state.left_s = (time.monotonic() - began) / report.step * (state.steps - report.step)
         totals.scores, totals.tokens, totals.at_s = (stats.score_sum, stats.score_count), activity.sampled_tokens, now
-        self._metrics.append(_step_metrics(report, stats, state, totals))
+        self._metrics.append(step_metrics(report, stats, state, totals))
         self._progress.learner_step()
         await self._write_fates()
 
@@ -240,7 +218,7 @@ class _Conductor:
     async def _close_books(self) -> None:
         stats = await self._runtime.ledger()
         await self._write_fates()
-        self._summary["fates"] = _fates(stats)
+        self._summary["fates"] = fate_totals(stats)
         self._summary["equation_holds"] = stats.holds
         self._summary["puts_refused"] = stats.refused
 
@@ -262,52 +240,3 @@ class _Conductor:
         """Write down how far the run came and why it ended."""
         self._summary["failed"] = cause
         self._finish()
-
-
-def _success(outcomes: list[EpisodeOutcome]) -> float:
-    """Mean score over the episodes that say something about the policy."""
-    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
-    if not scores:
-        fault = next((outcome.fault for outcome in outcomes if outcome.fault), "none was recorded")
-        raise RunFailed(f"none of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}")
-    return round(sum(scores) / len(scores), 4)
-
-
-def _fates(stats: LedgerStats) -> dict[str, int]:
-    """The six totals of the equation, and every reason under its own name."""
-    totals = {"dispatched": stats.dispatched}
-    for kind in ("trained", "dropped", "failed", "cancelled", "in_flight"):
-        totals[kind] = sum(n for fate, n in stats.fates.items() if fate.split(":")[0] == kind)
-    return totals | {fate: n for fate, n in sorted(stats.fates.items()) if ":" in fate}
-
-
-def _step_metrics(report: StepReport, stats: LedgerStats, state: RunState, totals: _Totals) -> dict[Metric, Any]:
-    return {
-        Metric.STAGE: "rl",
-        Metric.LEARNER_STEP: report.step,
-        Metric.POLICY_VERSION: report.version,
-        Metric.LOSS: report.loss,
-        Metric.KL: report.kl,
-        Metric.CLIP_SHARE: report.clip_share,
-        Metric.GRAD_NORM: report.grad_norm,
-        Metric.LOSS_TOKENS: report.loss_tokens,
-        Metric.GROUPS_TRAINED: report.groups,
-        Metric.EPISODES_TRAINED: report.episodes,
-        Metric.LEARNER_BUSY_S: report.busy_s,
-        Metric.LEARNER_WAIT_S: report.wait_s,
-        Metric.SCORE_MEAN: report.score_mean,
-        Metric.LAG: {str(lag): n for lag, n in report.lags.items()},
-        Metric.LAG_MAX_TRAINED: max(totals.lags, default=0),
-        Metric.LAG_SHARE_GE1: totals.lag_share_ge1,
-        Metric.SUCCESS: state.success if state.success is not None else float("nan"),
-        Metric.EPISODES_PER_S: state.episodes_per_s,
-        Metric.TOKENS_PER_S: state.tokens_per_s,
-        Metric.DISPATCHED: stats.dispatched,
-        Metric.FATES: stats.fates,
-        Metric.PUTS_REFUSED: stats.refused,
-        Metric.GROUPS_OPEN: stats.groups_open,
-        Metric.GROUPS_READY: stats.groups_ready,
-        Metric.GROUPS_LEASED: stats.groups_leased,
-        Metric.QUEUE_BYTES: stats.payload_bytes,
-        Metric.OVERLAP: totals.overlapped_s / totals.busy_s if totals.busy_s else 0.0,
-    }

@@ -4,6 +4,7 @@ Two runs of one episode agree on the canonical hash of a step though a time, a p
 the raw hash shows that something did. `NORMALISER` names the rules and is stored beside what they produced.
 """
 
+import functools
 import hashlib
 import re
 from typing import Any
@@ -13,6 +14,9 @@ import msgspec
 from headrace.platform.records.message import HashPair
 
 NORMALISER = "1"
+# Worlds repeat themselves ("ok", "not found"), and so do the samples of a group: the hashes of texts up to this length
+# are remembered, and shared.
+_SHORT = 64
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -59,6 +63,11 @@ def digest_value(value: Any) -> str:
 
 def hash_text(text: str) -> HashPair:
     """Raw and canonical hash of a text."""
+    return _hash_short(text) if len(text) <= _SHORT else _pair(text, text.encode("utf-8", "replace"))
+
+
+@functools.lru_cache(maxsize=8192)
+def _hash_short(text: str) -> HashPair:
     return _pair(text, text.encode("utf-8", "replace"))
 
 

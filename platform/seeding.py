@@ -5,7 +5,7 @@ import hashlib
 
 def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed that depends on every part and their order."""
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 pytest_plugins = ["plugins.no_skips"]
@@ -39,6 +38,9 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A local Ray for the session, on loopback."""
+    from headrace.deploy.ray_environment import keep_ray_local
+
+    keep_ray_local()
     import ray
 
     from headrace.deploy.runtime_ray import start_local_ray

@@ -53,6 +53,10 @@ def train(
 
         runtime = InprocessRuntime(context)
     else:
+        from headrace.deploy.ray_environment import keep_ray_local
+
+        if not config.runtime.ray_address:
+            keep_ray_local()
         from headrace.deploy.runtime_ray import RayRuntime
 
         runtime = RayRuntime(context)

@@ -110,10 +110,8 @@ class RedisLink:
 
     async def command(self, what: str, call: Awaitable[T]) -> T:
         """Await a redis-py call. Raises LedgerError and DeadlineExceeded for its errors."""
-        with self._translated(what):
-            result = await call
-        _keep_cancellation()
-        return result
+        with self._translated(what), _cancellation_kept():
+            return await call
 
     async def transition(self, name: str, *args: str | bytes | int | float) -> list[Any]:
         """Run `lua/NAME.lua` and return its reply after the OK.
@@ -124,9 +122,8 @@ class RedisLink:
         """
         if name not in self._scripts:
             self._scripts[name] = self.client.register_script(_script_text(name))
-        with self._translated(name):
+        with self._translated(name), _cancellation_kept():
             reply: list[Any] = await self._scripts[name](keys=[f"{self.prefix}meta"], args=args)
-        _keep_cancellation()
         if reply[0] != b"OK":
             raise _ERRORS[reply[0]](reply[1].decode())
         return reply[1:]
@@ -145,10 +142,13 @@ class RedisLink:
         await self.client.aclose()
 
 
-def _keep_cancellation() -> None:
+@contextmanager
+def _cancellation_kept() -> Iterator[None]:
     """Raise the cancellation that redis-py loses when it arrives while a reply is read (a few in a hundred)."""
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
 
 

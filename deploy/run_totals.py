@@ -1,0 +1,83 @@
+"""What a run adds up to: the figures of its summary and of each step's metrics."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.actors.outcomes import EpisodeOutcome
+from headrace.deploy.progress import RunState
+from headrace.platform.errors import RunFailed
+from headrace.platform.observability.names import Metric
+from headrace.platform.records.delivery import LedgerStats
+from headrace.trainer.report import StepReport
+
+
+@dataclass(kw_only=True, slots=True)
+class Totals:
+    """What the summary adds up. `scores` and `tokens` are the counters as last read, at `at_s`."""
+
+    lags: Counter[int] = field(default_factory=Counter)
+    busy_s: float = 0.0
+    overlapped_s: float = 0.0
+    steps: int = 0
+    version: int = 0
+    scores: tuple[float, int] = (0.0, 0)
+    tokens: int = 0
+    at_s: float = field(default_factory=time.time)
+
+    @property
+    def lag_share_ge1(self) -> float:
+        """Share of trained episodes with a lag of one or more."""
+        trained = sum(self.lags.values())
+        return sum(n for lag, n in self.lags.items() if lag >= 1) / trained if trained else 0.0
+
+
+def mean_success(outcomes: list[EpisodeOutcome]) -> float:
+    """Mean score over the episodes that say something about the policy."""
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    if not scores:
+        fault = next((outcome.fault for outcome in outcomes if outcome.fault), "none was recorded")
+        raise RunFailed(f"none of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}")
+    return round(sum(scores) / len(scores), 4)
+
+
+def fate_totals(stats: LedgerStats) -> dict[str, int]:
+    """The six totals of the equation, and every reason under its own name."""
+    totals = {"dispatched": stats.dispatched}
+    for kind in ("trained", "dropped", "failed", "cancelled", "in_flight"):
+        totals[kind] = sum(n for fate, n in stats.fates.items() if fate.split(":")[0] == kind)
+    return totals | {fate: n for fate, n in sorted(stats.fates.items()) if ":" in fate}
+
+
+def step_metrics(report: StepReport, stats: LedgerStats, state: RunState, totals: Totals) -> dict[Metric, Any]:
+    """The record of one learner step."""
+    return {
+        Metric.STAGE: "rl",
+        Metric.LEARNER_STEP: report.step,
+        Metric.POLICY_VERSION: report.version,
+        Metric.LOSS: report.loss,
+        Metric.KL: report.kl,
+        Metric.CLIP_SHARE: report.clip_share,
+        Metric.GRAD_NORM: report.grad_norm,
+        Metric.LOSS_TOKENS: report.loss_tokens,
+        Metric.GROUPS_TRAINED: report.groups,
+        Metric.EPISODES_TRAINED: report.episodes,
+        Metric.LEARNER_BUSY_S: report.busy_s,
+        Metric.LEARNER_WAIT_S: report.wait_s,
+        Metric.SCORE_MEAN: report.score_mean,
+        Metric.LAG: {str(lag): n for lag, n in report.lags.items()},
+        Metric.LAG_MAX_TRAINED: max(totals.lags, default=0),
+        Metric.LAG_SHARE_GE1: totals.lag_share_ge1,
+        Metric.SUCCESS: state.success if state.success is not None else float("nan"),
+        Metric.EPISODES_PER_S: state.episodes_per_s,
+        Metric.TOKENS_PER_S: state.tokens_per_s,
+        Metric.DISPATCHED: stats.dispatched,
+        Metric.FATES: stats.fates,
+        Metric.PUTS_REFUSED: stats.refused,
+        Metric.GROUPS_OPEN: stats.groups_open,
+        Metric.GROUPS_READY: stats.groups_ready,
+        Metric.GROUPS_LEASED: stats.groups_leased,
+        Metric.QUEUE_BYTES: stats.payload_bytes,
+        Metric.OVERLAP: totals.overlapped_s / totals.busy_s if totals.busy_s else 0.0,
+    }
