@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.deploy.ray_environment import keep_ray_local
+
+keep_ray_local()  # before any test module imports ray
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -38,9 +41,6 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A local Ray for the session, on loopback."""
-    from headrace.deploy.ray_environment import keep_ray_local
-
-    keep_ray_local()
     import ray
 
     from headrace.deploy.runtime_ray import start_local_ray
