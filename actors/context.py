@@ -16,6 +16,7 @@ from headrace.platform.records.message import Message, ToolSpec
 from headrace.platform.records.turn import View
 
 _INT32 = np.dtype(np.int32)
+_SHORT = 64  # tokens: longer observations are not likely to come again
 
 
 class Context:
@@ -24,19 +25,19 @@ class Context:
     def __init__(self, renderer: Renderer, tools: Sequence[ToolSpec]) -> None:
         self._renderer = renderer
         self._tools = tools
-        self._ids = array("i")
+        self._ids = b""  # i32: unchangeable, so that what was asked of an engine can be a view of it
         self._messages: list[Message] = []
         self._first_turn = 0
         self.segment = 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) // _INT32.itemsize
 
     def token_ids(self) -> I32:
-        """A copy of the context, i32[L]."""
-        return np.frombuffer(self._ids.tobytes(), _INT32)
+        """The context as it is now, i32[L], read-only."""
+        return np.frombuffer(self._ids, _INT32)
 
-    def open(self, messages: Sequence[Message]) -> list[int]:
+    def open(self, messages: Sequence[Message]) -> I32:
         """Begin with `messages`; returns the prompt's ids."""
         self._messages += messages
         return self._render()
@@ -44,9 +45,11 @@ class Context:
     def said(self, message: Message, token_ids: I32) -> None:
         """The policy sampled `token_ids`, which read as `message`."""
         self._messages.append(message)
-        self._ids.frombytes(token_ids.astype(np.int32, copy=False).tobytes())
+        if token_ids.dtype != _INT32:
+            token_ids = token_ids.astype(_INT32)
+        self._ids += token_ids.tobytes()
 
-    def observed(self, messages: Sequence[Message], ended: bool, next_turn: int) -> list[int]:
+    def observed(self, messages: Sequence[Message], ended: bool, next_turn: int) -> I32:
         """The world answered. Returns the ids of the turn that carries the answer, number `next_turn`.
 
         Args:
@@ -57,8 +60,9 @@ class Context:
         self._messages += messages
         bridge = self._renderer.bridge(messages, ended)
         if bridge is not None:
-            self._ids.extend(bridge)
-            return bridge
+            token_ids, data = _shared_i32(tuple(bridge)) if len(bridge) <= _SHORT else _i32(bridge)
+            self._ids += data
+            return token_ids
         self.segment += 1
         self._first_turn = next_turn
         return self._render()
@@ -67,9 +71,8 @@ class Context:
         """What the model sees when it samples turn `turn`."""
         return _view(self._first_turn, turn, self.segment)
 
-    def _render(self) -> list[int]:
-        prompt = self._renderer.render(self._messages, self._tools)
-        self._ids = array("i", prompt)
+    def _render(self) -> I32:
+        prompt, self._ids = _i32(self._renderer.render(self._messages, self._tools))
         return prompt
 
 
@@ -77,3 +80,13 @@ class Context:
 def _view(first_turn: int, turn: int, segment: int) -> View:
     """Views of this strategy are alike in all episodes, so they share them."""
     return View(turn, ((first_turn, turn),), segment)
+
+
+def _i32(token_ids: Sequence[int]) -> tuple[I32, bytes]:
+    """The ids as an array and as its bytes, which it is a read-only view of."""
+    data = array("i", token_ids).tobytes()
+    return np.frombuffer(data, _INT32), data
+
+
+# Worlds repeat themselves, and so do the samples of a group: equal short observations are one array.
+_shared_i32 = functools.lru_cache(maxsize=8192)(_i32)

@@ -15,10 +15,11 @@ class Deadline:
     """
 
     def __init__(self, budget_s: float) -> None:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         if task is None:
             raise RuntimeError("a deadline belongs to a task")
-        self._task, self._call_at = task, asyncio.get_running_loop().call_at
+        self._task, self._call_at = task, loop.call_at
         self._ends = time.monotonic() + budget_s  # monotonic is the event loop's clock too
         self._due = self._armed = math.inf
         self._handle: asyncio.TimerHandle | None = None
@@ -27,12 +28,15 @@ class Deadline:
 
     def allow(self, what: str, now: float, seconds: float) -> None:
         """From `now` on wait for `what`, at most this long and never beyond the budget."""
+        self.waiting_for = what
         due = now + seconds
-        self._wait(what, due if due < self._ends else self._ends)
+        self._due = due = due if due < self._ends else self._ends
+        if due < self._armed:
+            self._arm(due)
 
-    def allow_beyond_budget(self, what: str, seconds: float) -> None:
-        """From now on wait for `what`, which must be done whatever the episode has used."""
-        self._wait(what, time.monotonic() + seconds)
+    def lift_budget(self) -> None:
+        """What follows must be done whatever the episode has used."""
+        self._ends = math.inf
 
     @property
     def budget_is_spent(self) -> bool:
@@ -57,12 +61,6 @@ class Deadline:
             self._task.uncancel()
         if self._task.cancelling() <= self._cancellations and isinstance(error, asyncio.CancelledError):
             raise TimeoutError(f"{self.waiting_for} outran its deadline") from error
-
-    def _wait(self, what: str, due: float) -> None:
-        self.waiting_for = what
-        self._due = due
-        if due < self._armed:
-            self._arm(due)
 
     def _arm(self, when: float) -> None:
         self.disarm()

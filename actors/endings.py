@@ -14,13 +14,15 @@ def ending_of(answer: StepResult) -> Ending | None:
     Raises:
         EnvironmentFault: for an answer that ends it in both ways.
     """
+    if not (answer.terminated or answer.truncated):
+        return None
     if answer.terminated and answer.truncated:
         raise EnvironmentFault("a step is terminated and truncated at once", transient=False)
-    if answer.truncated or (answer.terminated and answer.status.is_truncated):
+    if answer.truncated or answer.status.is_truncated:
         return Ending(StopReason.ENV_TRUNCATED, Status.BUDGET_EXHAUSTED)
-    if answer.terminated and answer.status is Status.SAFETY_BLOCK:
+    if answer.status is Status.SAFETY_BLOCK:
         return Ending(StopReason.TERMINATED, answer.status, FaultOwner.SAFETY, "the world ended it for safety")
-    return Ending(StopReason.TERMINATED, answer.status) if answer.terminated else None
+    return Ending(StopReason.TERMINATED, answer.status)
 
 
 def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Ending:

@@ -37,6 +37,8 @@ from headrace.platform.records.status import FaultOwner, RewardKind, Role, Statu
 from headrace.platform.seeding import derive_seed, nth_seed
 
 _log = logging.getLogger(__name__)
+# Looked up once: before Python 3.12 a member of an enum costs as much as a call, and these are for every turn.
+_ASSISTANT, _OK = Role.ASSISTANT, Status.OK
 
 
 async def play_episode(
@@ -99,7 +101,8 @@ async def _converse(
     dice = plan.attempt_id  # without the run's name: the same recipe and seed sample the same again
     stream = derive_seed(plan.seed, dice.purpose, dice.group, dice.sample, dice.attempt)
     while True:
-        room = plan.budgets.max_tokens - len(context)
+        seen = context.token_ids()
+        room = plan.budgets.max_tokens - len(seen)
         if room < 1:
             return Ending(StopReason.MAX_TOKENS, Status.BUDGET_EXHAUSTED)
         sampling = plan.sampling
@@ -110,7 +113,7 @@ async def _converse(
         request = GenerationRequest(
             key=key,
             session=recorder.episode_id,
-            token_ids=context.token_ids(),
+            token_ids=seen,
             version=plan.version.number,
             seed=nth_seed(stream, turn),
             sampling=sampling,
@@ -125,25 +128,16 @@ async def _converse(
         if not token_ids:
             raise EngineError(f"the engine sampled no token ({generation.finish_reason})")
         said = renderer.parse(token_ids)
-        recorder.sampled(
-            generation,
-            said,
-            view=context.view(len(recorder.turns)),
-            key=key,
-            sampling=sampling,
-            seed=request.seed,
-            prompt_tokens=len(context),
-            started_s=started - began,
-            sampled_s=sampled - began,
-        )
-        message = Message(Role.ASSISTANT, said.content, said.reasoning, said.tool_calls)
+        view = context.view(len(recorder.turns))
+        recorder.sampled(request, generation, said, view, started - began, sampled - began)
+        message = Message(_ASSISTANT, said.content, said.reasoning, said.tool_calls)
         if said.error:
             answer = StepResult(messages=(Message(Role.TOOL, said.error),), status=Status.MODEL_INVALID_ACTION)
             recorder.stepped(None, answer.status, sampled - began)
         else:
             deadline.allow("step", sampled, plan.step_deadline_s)
             answer = await environment.step(message, key)
-            if answer.status is not Status.OK and answer.status.is_error:
+            if answer.status is not _OK and answer.status.is_error:
                 raise EnvironmentFault(f"{environment.name} answered {answer.status}", answer.status.is_retryable)
             recorder.stepped(answer, answer.status, time.monotonic() - began)
         context.said(message, generation.token_ids)
@@ -165,8 +159,9 @@ async def _let_go(
 ) -> None:
     """Give back the pin, before any grading (P19), and the world, each whatever becomes of the other. What cannot be
     given back is logged, not raised."""
+    deadline.lift_budget()
     for what, give_back in (("session", partial(generator.release, session)), ("environment", environment.close)):
-        deadline.allow_beyond_budget(what, plan.step_deadline_s)
+        deadline.allow(what, time.monotonic(), plan.step_deadline_s)
         try:
             with deadline:
                 await give_back()

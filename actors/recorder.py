@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +16,7 @@ from headrace.platform.contracts import ParsedMessage
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.arrays import F32, I32, U8
 from headrace.platform.records.episode import Episode, Stamps
-from headrace.platform.records.generation import Generation, SamplingParams
+from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.platform.records.message import (
     Cost,
     HashPair,
@@ -27,9 +28,16 @@ from headrace.platform.records.message import (
 )
 from headrace.platform.records.status import ActionKind, Role, Status, StopReason
 from headrace.platform.records.tables import RewardRow
-from headrace.platform.records.turn import ToolCallRecord, Turn, View
+from headrace.platform.records.turn import TokenColumn, ToolCallRecord, Turn, View
 
+_INT32 = np.dtype(np.int32)
 _SHARED_LENGTHS = 4096
+# Looked up once: before Python 3.12 a member of an enum costs as much as a call, and these are for every turn.
+_ASSISTANT, _TOOL, _USER = Role.ASSISTANT, Role.TOOL, Role.USER
+_CALLS, _SPEAKS, _NOTHING_DONE = ActionKind.TOOL, ActionKind.TEXT, ActionKind.NONE
+# What nearly every turn has none of. Records are not changed, so that they can share it.
+_NO_COLUMNS: dict[str, TokenColumn] = {}
+_NO_METADATA: dict[str, Any] = {}
 
 
 @functools.lru_cache(maxsize=_SHARED_LENGTHS)
@@ -49,16 +57,13 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-@dataclass(slots=True)
-class _Sampled:
-    """A turn of the policy between sampling and the world's answer."""
+class _Sampled(msgspec.Struct, gc=False):
+    """A turn of the policy between sampling and the world's answer. A Struct, for it is made at every turn."""
 
+    request: GenerationRequest
     generation: Generation
     said: ParsedMessage
     view: View
-    key: str
-    sampling: SamplingParams
-    seed: int
     started_s: float
     sampled_s: float
 
@@ -80,41 +85,28 @@ class Recorder:
     policy_turns: int = 0
     _pending: "_Sampled | None" = None
 
-    def prompt(self, messages: Sequence[Message], observation: Observation, token_ids: Sequence[int]) -> None:
+    def prompt(self, messages: Sequence[Message], observation: Observation, token_ids: I32 | Sequence[int]) -> None:
         """The opening messages, as one turn without actions."""
         self.state_hash = observation.state_hash
-        self._passive(Role.USER, joined_text(messages), token_ids, 0, metadata=observation.metadata)
+        self._given(_USER, messages, np.asarray(token_ids, _INT32), 0, observation.metadata)
 
-    def observation(
-        self, messages: Sequence[Message], result: StepResult, token_ids: Sequence[int], segment: int
-    ) -> None:
+    def observation(self, messages: Sequence[Message], result: StepResult, token_ids: I32, segment: int) -> None:
         """The world's answer to the turn before, as the model reads it: scaffold and assistant header included."""
-        self._passive(
-            Role.TOOL if messages[0].role is Role.TOOL else Role.USER,
-            joined_text(messages),
-            token_ids,
-            segment,
-            tool_call_id=messages[0].tool_call_id,
-            status=result.status,
-            metadata=result.metadata,
-        )
+        role = _TOOL if messages[0].role is _TOOL else _USER
+        self._given(role, messages, token_ids, segment, result.metadata, messages[0].tool_call_id, result.status)
 
     def sampled(
         self,
+        request: GenerationRequest,
         generation: Generation,
         said: ParsedMessage,
-        *,
         view: View,
-        key: str,
-        sampling: SamplingParams,
-        seed: int,
-        prompt_tokens: int,
         started_s: float,
         sampled_s: float,
     ) -> None:
         """The policy has sampled a turn; `stepped` completes it. Times are seconds since the episode began."""
-        self._pending = _Sampled(generation, said, view, key, sampling, seed, started_s, sampled_s)
-        self.prompt_tokens += prompt_tokens
+        self._pending = _Sampled(request, generation, said, view, started_s, sampled_s)
+        self.prompt_tokens += len(request.token_ids)
         self.sampled_tokens += len(generation.token_ids)
         self.policy_turns += 1
 
@@ -123,23 +115,22 @@ class Recorder:
         turn = self._pending
         if turn is None:
             return
-        tools_used = result.cost.tool_calls if result is not None else 0
-        tool_s = ended_s - turn.sampled_s if tools_used else 0.0
         generation, said = turn.generation, turn.said
-        length = len(generation.token_ids)
-        if result is None:
-            kind = ActionKind.NONE
-        else:
-            kind = ActionKind.TOOL if said.tool_calls else ActionKind.TEXT
+        tools_used, tool_s, kind = 0, 0.0, _NOTHING_DONE
+        if result is not None:
+            kind = _CALLS if said.tool_calls else _SPEAKS
             self.state_hash = result.state_hash
-            self.tools_called += tools_used
-            self.tool_s += tool_s
             self.money += result.cost.money
+            if tools_used := result.cost.tool_calls:
+                tool_s = ended_s - turn.sampled_s
+                self.tools_called += tools_used
+                self.tool_s += tool_s
             if result.rewards:
                 self.reward(result.rewards, turn=len(self.turns))
+        length = len(generation.token_ids)
         self.turns.append(
             Turn(
-                role=Role.ASSISTANT,
+                role=_ASSISTANT,
                 token_ids=generation.token_ids,
                 action_mask=_sampled_mask(length),
                 behaviour_logprobs=generation.logprobs,
@@ -147,8 +138,8 @@ class Recorder:
                 content=said.content,
                 reasoning=said.reasoning,
                 version_spans=generation.version_spans,
-                sampling=turn.sampling,
-                seed=turn.seed,
+                sampling=turn.request.sampling,
+                seed=turn.request.seed,
                 finish_reason=generation.finish_reason,
                 engine_build=generation.engine_build,
                 replica=generation.replica,
@@ -159,6 +150,8 @@ class Recorder:
                 cost=Cost(0, length, tools_used, tool_s),
                 started_s=turn.started_s,
                 ended_s=ended_s,
+                token_columns=_NO_COLUMNS,
+                metadata=_NO_METADATA,
             )
         )
         self.views.append(turn.view)
@@ -195,7 +188,7 @@ class Recorder:
         self.stepped(None, ending.status, duration_s)
         planned = plan.version.number  # a span of another version stays visible to the fidelity gate
         sampled = (span.version for turn in self.turns for span in turn.version_spans)
-        first_token_s = next((turn.ended_s for turn in self.turns if turn.role is Role.ASSISTANT), duration_s)
+        first_token_s = next((turn.ended_s for turn in self.turns if turn.role is _ASSISTANT), duration_s)
         return Episode(
             attempt_id=plan.attempt_id,
             task=plan.task,
@@ -225,24 +218,23 @@ class Recorder:
             worker_id=plan.worker_id,
         )
 
-    def _passive(
+    def _given(
         self,
         role: Role,
-        text: str,
-        token_ids: Sequence[int],
+        messages: Sequence[Message],
+        token_ids: I32,
         segment: int,
-        *,
+        metadata: dict[str, Any],
         tool_call_id: str = "",
         status: Status = Status.OK,
-        metadata: dict[str, Any] | None = None,
     ) -> None:
         """A turn that the policy did not sample: mask 0 throughout (cases T6, T7)."""
-        ids: I32 = np.array(token_ids, dtype=np.int32)
-        mask, logprobs = _given_columns(ids.size)
+        mask, logprobs = _given_columns(len(token_ids))
+        text = joined_text(messages)
         self.turns.append(
             Turn(
                 role=role,
-                token_ids=ids,
+                token_ids=token_ids,
                 action_mask=mask,
                 behaviour_logprobs=logprobs,
                 segment=segment,
@@ -251,24 +243,28 @@ class Recorder:
                 observation_hash=hash_text(text),
                 state_hash=self.state_hash,
                 status=status,
-                metadata=metadata or {},
+                token_columns=_NO_COLUMNS,
+                metadata=metadata or _NO_METADATA,
             )
         )
 
 
 def _call_records(turn: _Sampled, ended_s: float, status: Status) -> tuple[ToolCallRecord, ...]:
+    key = turn.request.key
     return tuple(
-        ToolCallRecord(
-            index=index,
-            call_id=call.call_id,
-            name=call.name,
-            arguments=call.arguments,
-            key=turn.key,
-            start_s=turn.sampled_s,
-            end_s=ended_s,
-            status=status,
-        )
-        for index, call in enumerate(turn.said.tool_calls)
+        [
+            ToolCallRecord(
+                index=index,
+                call_id=call.call_id,
+                name=call.name,
+                arguments=call.arguments,
+                key=key,
+                start_s=turn.sampled_s,
+                end_s=ended_s,
+                status=status,
+            )
+            for index, call in enumerate(turn.said.tool_calls)
+        ]
     )
 
 

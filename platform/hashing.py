@@ -35,20 +35,7 @@ def _placeholder(match: re.Match[str]) -> str:
 
 def canonical_text(text: str) -> str:
     """`text` with times, durations, process ids, addresses and temporary paths replaced by their kind."""
-    return _ACCIDENTAL.sub(_placeholder, text) if _has_sign(text) else text
-
-
-def _has_sign(text: str) -> bool:
-    """Whether anything accidental can be in `text`: seven plain searches, which spare most texts the long one."""
-    return (
-        ":" in text
-        or "." in text
-        or "0x" in text
-        or "pid" in text
-        or "PID" in text
-        or "/tmp/" in text
-        or "process" in text
-    )
+    return _ACCIDENTAL.sub(_placeholder, text)
 
 
 def digest(data: bytes) -> str:
@@ -63,22 +50,33 @@ def digest_value(value: Any) -> str:
 
 def hash_text(text: str) -> HashPair:
     """Raw and canonical hash of a text."""
-    return _hash_short(text) if len(text) <= _SHORT else _pair(text, text.encode("utf-8", "replace"))
+    return _hash_short(text) if len(text) <= _SHORT else _pair(text.encode("utf-8", "replace"))
 
 
 @functools.lru_cache(maxsize=8192)
 def _hash_short(text: str) -> HashPair:
-    return _pair(text, text.encode("utf-8", "replace"))
+    return _pair(text.encode("utf-8", "replace"))
 
 
 def hash_value(value: Any) -> HashPair:
     """Raw and canonical hash of a JSON-safe value or record, such as an environment's state."""
-    data = _encoder.encode(value)
-    return _pair(data.decode(), data)
+    return _pair(_encoder.encode(value))
 
 
-def _pair(text: str, data: bytes) -> HashPair:
-    raw = hashlib.sha256(data).hexdigest()
-    if not _has_sign(text):
-        return HashPair(raw, raw)
-    return HashPair(raw, digest(_ACCIDENTAL.sub(_placeholder, text).encode("utf-8", "replace")))
+def _pair(data: bytes) -> HashPair:
+    """Raw and canonical hash of a text in UTF-8."""
+    raw = digest(data)
+    return HashPair(raw, digest(canonical_text(data.decode()).encode()) if _has_sign(data) else raw)
+
+
+def _has_sign(data: bytes) -> bool:
+    """Whether anything accidental can be in `data`: seven plain searches, which spare most texts the long one."""
+    return (
+        b":" in data
+        or b"." in data
+        or b"0x" in data
+        or b"pid" in data
+        or b"PID" in data
+        or b"/tmp/" in data
+        or b"process" in data
+    )

@@ -69,7 +69,7 @@ class TemplateRenderer:
 
     def bridge(self, messages: Sequence[Message], ended: bool) -> list[int] | None:
         """See `Renderer.bridge`."""
-        scaffold = self._bridge(tuple((message.role, message.tool_call_id) for message in messages), ended)
+        scaffold = self._bridge(tuple([(message.role, message.tool_call_id) for message in messages]), ended)
         return None if scaffold is None else self._filled(scaffold, messages)
 
     def parse(self, token_ids: Sequence[int]) -> ParsedMessage:
@@ -79,9 +79,9 @@ class TemplateRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Renderer.decode`."""
-        if self._words is not None:
+        if (words := self._words) is not None:
             try:
-                return "".join([self._words[token_id] for token_id in token_ids])
+                return "".join([words[token_id] for token_id in token_ids])
             except IndexError:  # an id beyond the vocabulary, which the library leaves out
                 pass
         text: str = self._scaffold.decode(token_ids, skip_special_tokens=False)

@@ -1,5 +1,6 @@
 """How a family of models writes tool calls as text. One class a format, built by `build_tool_format`."""
 
+import functools
 import json
 import re
 from typing import Any, Protocol
@@ -22,30 +23,32 @@ class InlineToolFormat:
     """`<call>NAME ARG ARG</call>`: few tokens, for small models. Arguments are positional, split at spaces."""
 
     def __init__(self, parameters: dict[str, list[str]]) -> None:
-        self._parameters = parameters
+        # With the name itself, so that all calls of a tool share one string.
+        self._parameters: dict[str, tuple[str, list[str] | None]] = {
+            name: (name, names) for name, names in parameters.items()
+        }
 
     def parse(self, text: str) -> ParsedMessage:
         """See `ToolFormat.parse`."""
-        content, opened, rest = text.partition("<call>")
+        content, *written = text.split("<call>")
         if "</call>" in content:
             return ParsedMessage(content, error="a </call> closes no tool call; a call is <call>NAME ARGUMENT</call>")
-        if not opened:
-            return ParsedMessage(text)
         calls: list[ToolCall] = []
-        while opened:
-            body, closed, rest = rest.partition("</call>")
-            if not closed or "<call>" in body:
+        for call in written:
+            body, closed, after = call.partition("</call>")
+            if not closed:
                 return ParsedMessage(content, error="a tool call is opened with <call> but not closed with </call>")
             name, *values = body.split() or [""]
-            names = self._parameters.get(name, [])
-            if len(values) != len(names) and name in self._parameters:
+            name, names = self._parameters.get(name, (name, None))
+            if names is None:  # no such tool, as the world will say
+                values, names = [], []
+            if len(values) != len(names):
                 return ParsedMessage(content, error=f"{name} takes {len(names)} arguments: {', '.join(names)}")
-            arguments = dict(zip(names, values, strict=False))
-            calls.append(ToolCall(name, arguments, f"call_{len(calls)}"))
-            between, opened, rest = rest.partition("<call>")
-            if between:
+            arguments = dict(zip(names, values))  # noqa: B905 - their lengths are equal
+            calls.append(ToolCall(name, arguments, _call_id(len(calls))))
+            if after:
                 return ParsedMessage(content, error="nothing may follow a tool call in the same turn")
-        return ParsedMessage(content, tool_calls=tuple(calls))
+        return ParsedMessage(content, "", tuple(calls))
 
 
 class HermesToolFormat:
@@ -60,7 +63,7 @@ class HermesToolFormat:
             return ParsedMessage(text, reasoning, error="a <tool_call> is not closed with </tool_call>")
         calls: list[ToolCall] = []
         for match in self._block.finditer(text):
-            call = _json_call(match.group(1), f"call_{len(calls)}")
+            call = _json_call(match.group(1), _call_id(len(calls)))
             if isinstance(call, str):
                 return ParsedMessage(self._block.sub("", text).strip(), reasoning, error=call)
             calls.append(call)
@@ -68,6 +71,12 @@ class HermesToolFormat:
         if "<tool_call>" in content:
             return ParsedMessage(content, reasoning, error="a </tool_call> stands before its <tool_call>")
         return ParsedMessage(content, reasoning, tuple(calls))
+
+
+@functools.lru_cache(maxsize=64)
+def _call_id(index: int) -> str:
+    """The id of a turn's call number `index`; all turns share the strings."""
+    return f"call_{index}"
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:

@@ -37,7 +37,7 @@ def test_a_request_does_not_change_when_the_context_goes_on():
     context, prompt = opened(CharRenderer())
     seen = context.token_ids()
     context.said(Message(Role.ASSISTANT, "hi"), np.array([104], np.int32))
-    assert seen.tolist() == prompt
+    assert seen.tolist() == prompt.tolist()
 
 
 # case T3

@@ -1,6 +1,7 @@
 """The lookup world itself: reads are tool calls, anything else is the answer and ends the episode."""
 
 import asyncio
+import functools
 import random
 from collections.abc import Sequence
 
@@ -24,6 +25,10 @@ _GET = ToolSpec(
     description="Read one key of the store. Answers KEY=VALUE, KEY=@OTHER (look there), or ? for an unknown key.",
     parameters={"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
 )
+
+
+# Looked up once: before Python 3.12 a member of an enum costs as much as a call.
+_TOOL, _OK = Role.TOOL, Status.OK
 
 
 class LookupEnvironment(ReplayedEnvironment):
@@ -69,16 +74,16 @@ class LookupEnvironment(ReplayedEnvironment):
             )
         if self._delays is not None:
             await asyncio.sleep(self._delays.expovariate(1 / self._latency_s))
-        messages, status = [], Status.OK
+        messages, status = [], _OK
         for call in message.tool_calls:
             answer = self._read(call)
             if not answer:
                 answer, status = "?", Status.MODEL_INVALID_ACTION
-            messages.append(Message(Role.TOOL, answer, tool_call_id=call.call_id))
+            messages.append(Message(_TOOL, answer, tool_call_id=call.call_id))
         return StepResult(
             messages=tuple(messages),
             status=status,
-            cost=Cost(tool_calls=len(messages)),
+            cost=_cost(len(messages)),
             state_hash=hash_value(self._state("reading")),
         )
 
@@ -93,3 +98,9 @@ class LookupEnvironment(ReplayedEnvironment):
 
     def _state(self, phase: str) -> list[object]:
         return [self._chain, self._answer, self._reads, phase]
+
+
+@functools.lru_cache(maxsize=64)
+def _cost(reads: int) -> Cost:
+    """Shared by all steps that are alike: a session keeps every result."""
+    return Cost(tool_calls=reads)
