@@ -35,7 +35,7 @@ def _placeholder(match: re.Match[str]) -> str:
 
 def canonical_text(text: str) -> str:
     """`text` with times, durations, process ids, addresses and temporary paths replaced by their kind."""
-    return _ACCIDENTAL.sub(_placeholder, text)
+    return _ACCIDENTAL.sub(_placeholder, text) if _has_sign(text) else text
 
 
 def digest(data: bytes) -> str:
@@ -65,18 +65,18 @@ def hash_value(value: Any) -> HashPair:
 
 def _pair(data: bytes) -> HashPair:
     """Raw and canonical hash of a text in UTF-8."""
-    raw = digest(data)
-    return HashPair(raw, digest(canonical_text(data.decode()).encode()) if _has_sign(data) else raw)
+    raw, text = digest(data), data.decode()
+    return HashPair(raw, digest(_ACCIDENTAL.sub(_placeholder, text).encode()) if _has_sign(text) else raw)
 
 
-def _has_sign(data: bytes) -> bool:
-    """Whether anything accidental can be in `data`: seven plain searches, which spare most texts the long one."""
+def _has_sign(text: str) -> bool:
+    """Whether anything accidental can be in `text`: seven plain searches, which spare most texts the long one."""
     return (
-        b":" in data
-        or b"." in data
-        or b"0x" in data
-        or b"pid" in data
-        or b"PID" in data
-        or b"/tmp/" in data
-        or b"process" in data
+        ":" in text
+        or "." in text
+        or "0x" in text
+        or "pid" in text
+        or "PID" in text
+        or "/tmp/" in text
+        or "process" in text
     )
