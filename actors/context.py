@@ -6,7 +6,7 @@ the renderer cannot bridge exactly, the whole conversation is rendered anew and 
 
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from headrace.platform.records.arrays import I32
 from headrace.platform.records.message import Message, ToolSpec
 from headrace.platform.records.turn import View
 
+Bridge = Callable[[Sequence[Message], bool], list[int] | None]
 _INT32 = np.dtype(np.int32)
-_SHORT = 64  # tokens: longer observations are not likely to come again
+_SHORT = 64  # characters: longer observations are not likely to come again
 
 
 class Context:
@@ -58,9 +59,10 @@ class Context:
             next_turn: index of the turn that will hold the returned ids.
         """
         self._messages += messages
-        bridge = self._renderer.bridge(messages, ended)
-        if bridge is not None:
-            token_ids, data = _shared_i32(tuple(bridge)) if len(bridge) <= _SHORT else _i32(bridge)
+        is_short = len(messages) == 1 and len(messages[0].content) <= _SHORT and not messages[0].tool_calls
+        bridged = (_bridged_once if is_short else _bridged)(self._renderer.bridge, tuple(messages), ended)
+        if bridged is not None:
+            token_ids, data = bridged
             self._ids += data
             return token_ids
         self.segment += 1
@@ -88,5 +90,10 @@ def _i32(token_ids: Sequence[int]) -> tuple[I32, bytes]:
     return np.frombuffer(data, _INT32), data
 
 
-# Worlds repeat themselves, and so do the samples of a group: equal short observations are one array.
-_shared_i32 = functools.lru_cache(maxsize=8192)(_i32)
+def _bridged(bridge: Bridge, messages: tuple[Message, ...], ended: bool) -> tuple[I32, bytes] | None:
+    token_ids = bridge(messages, ended)
+    return None if token_ids is None else _i32(token_ids)
+
+
+# Worlds repeat themselves ("ok", "not found"), and so do the samples of a group: equal short observations share ids.
+_bridged_once = functools.lru_cache(maxsize=8192)(_bridged)

@@ -82,7 +82,8 @@ def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
             attempt_id=episode.attempt_id,
             outcome=Outcome.FAILED,
             owner=owner,
-            retryable=episode.status.is_retryable or played.score is None,
+            # Only what may go otherwise next time: a fault that passes, or a grader that failed on a sound episode.
+            retryable=episode.status.is_retryable or episode.fault_owner is FaultOwner.NONE,
             reason=episode.fault or "no valid reward",
         )
     return Submission(

@@ -57,3 +57,6 @@ class AsyncScorer(Protocol):
 
     async def score(self, task: Task, episode: Episode) -> tuple[RewardComponent, ...]:
         """Components; invalid ones where the scorer failed."""
+
+    async def close(self) -> None:
+        """End the process."""

@@ -37,7 +37,8 @@ class _RolloutActor:
         return self._worker.tool_intervals(since_s)
 
     async def close(self) -> None:
-        """Release connections."""
+        """End scorers, release connections."""
+        await self._worker.close()
         await self._closing()
 
 

@@ -19,13 +19,13 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.episode import play_episode
 from headrace.actors.outcomes import EpisodeOutcome, WorkerStats, outcome_of
-from headrace.actors.plan import EpisodePlan, PlayedEpisode
+from headrace.actors.plan import AsyncScorer, EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worlds import Setting, Worlds
 from headrace.platform.contracts import Renderer, TokenGenerator
@@ -69,6 +69,7 @@ class RolloutWorker:
 
     Raises:
         ConfigError: when not even one group can be played at once.
+        scorers: by environment, for those that have one.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RolloutWorker:
         newest_version: Callable[[], int | None],
         delivery: Delivery,
         evaluation_worlds: Callable[[str], Worlds],
+        scorers: Mapping[str, AsyncScorer] | None = None,
     ) -> None:
         if settings.max_episodes < settings.group_size:
             raise ConfigError(
@@ -93,6 +95,7 @@ class RolloutWorker:
         self._newest_version = newest_version
         self._delivery = delivery
         self._evaluation_worlds = evaluation_worlds
+        self._scorers = dict(scorers or {})
         self._attempts: dict[AttemptId, asyncio.Task[None]] = {}
         self._groups: dict[int, _OpenGroup] = {}
         self._finished: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()  # None: nothing comes after it
@@ -122,6 +125,11 @@ class RolloutWorker:
         await asyncio.gather(*loops[:1], return_exceptions=True)
         while not self._finished.empty():
             await self._deliver_next()
+
+    async def close(self) -> None:
+        """End the scorers' processes."""
+        for scorer in self._scorers.values():
+            await scorer.close()
 
     def stats(self) -> WorkerStats:
         """Counts since the start, and the last faults.
@@ -260,7 +268,7 @@ class RolloutWorker:
         )
         environment = worlds.async_environment(config)
         began = time.time()
-        played = await play_episode(plan, environment, self._renderer, self._generator)
+        played = await play_episode(plan, environment, self._renderer, self._generator, self._scorers.get(config.name))
         for turn in played.episode.turns:
             if turn.tool_calls:
                 self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))

@@ -30,7 +30,8 @@ class Breaker:
             faults: the last faults of episodes; one is quoted.
         """
         owners = Counter({fate.partition(":")[2]: n for fate, n in stats.fates.items() if fate.startswith("failed")})
-        ended = stats.dispatched - stats.fates.get("in_flight", 0)
+        # What was delivered has ended, though it is in flight until it is trained or dropped (P3).
+        ended = stats.score_count + owners.total()
         while len(self._seen) > 1 and ended - self._seen[1][0] >= LATELY:
             self._seen.popleft()
         since, failed_before = self._seen[0]

@@ -23,12 +23,16 @@ class RunContext:
     config: RunConfig
     ledger_url: str = ""
     door_token: str = field(default="", repr=False)
-    door_host: str = "127.0.0.1"
 
     @property
     def logs(self) -> Path:
         """Where this run's processes write their logs."""
         return Path(self.root) / "logs"
+
+    @property
+    def keep_versions(self) -> int:
+        """How many of the newest versions a replica keeps loaded."""
+        return self.config.serving.keep_versions or self.config.queue.max_lag + 1
 
     @property
     def limits(self) -> LedgerLimits:

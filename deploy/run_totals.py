@@ -12,6 +12,9 @@ from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
 from headrace.trainer.report import StepReport
 
+FEWEST_VALID = 0.5
+"""Share of evaluation episodes that must have a valid reward for their mean to be called a success."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Totals:
@@ -36,9 +39,11 @@ class Totals:
 def mean_success(outcomes: list[EpisodeOutcome]) -> float:
     """Mean score over the episodes that say something about the policy."""
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
-    if not scores:
+    if len(scores) < FEWEST_VALID * len(outcomes):
         fault = next((outcome.fault for outcome in outcomes if outcome.fault), "none was recorded")
-        raise RunFailed(f"none of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}")
+        raise RunFailed(
+            f"only {len(scores)} of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}"
+        )
     return round(sum(scores) / len(scores), 4)
 
 

@@ -6,6 +6,7 @@ learner and records are the real ones; ledger and registry are the in-memory imp
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from headrace.actors.outcomes import EpisodeOutcome
@@ -30,7 +31,7 @@ class InprocessRuntime:
         self._ledger = MemoryLedger(context.run, context.limits, time.time)
         self._registry = MemoryRegistry(self._ledger)
         self._engine = build_engine(context.config, Path(), "inprocess", inline=True)
-        self._rolling = False
+        self._closings: list[Callable[[], Awaitable[None]]] = []
         self._fates_read = 0
 
     async def prepare(self) -> None:
@@ -40,23 +41,26 @@ class InprocessRuntime:
         """See `Runtime.begin`."""
         self._worker = assemble_worker(self._context, 0, model_dir, self._engine, self._newest_version, self._ledger)
         self._learner = assemble_learner(self._context, model_dir, self._ledger, self._registry, inline=True)
+        self._closings.append(self._worker.close)
         head = await self._learner.start()
         await self._follow()
         return head
 
     async def start_rollouts(self) -> None:
-        """See `Runtime.start_rollouts`."""
-        self._rolling = True
+        """See `Runtime.start_rollouts`; here `step` plays them."""
 
     async def stop_rollouts(self) -> None:
         """See `Runtime.stop_rollouts`."""
-        self._rolling = False
-        await self._worker.stop()
-        await self._ledger.stop("the run is over")
+        try:
+            await self._worker.stop()
+            await self._learner.close()
+        finally:
+            await self._ledger.stop("the run is over")
 
     async def step(self) -> StepReport:
         """See `Runtime.step`."""
         learner = self._context.config.learner
+        deadline = time.monotonic() + learner.batch_deadline_s
         while True:
             stats = await self._ledger.stats()
             wanted = batch_target(
@@ -64,6 +68,11 @@ class InprocessRuntime:
             )
             if stats.groups_ready >= wanted:
                 break
+            if time.monotonic() > deadline:
+                raise RunFailed(
+                    f"no batch within {learner.batch_deadline_s:g} s (learner.batch_deadline_s): since the last commit"
+                    f" {stats.zero_variance_since_commit} groups had equal scores, {stats.groups_ready} are ready"
+                )
             if not await self._worker.play_round(learner.batch_groups):
                 raise RunFailed("the ledger admits no group and no batch is ready: nothing can go on")
         report = await self._learner.step()
@@ -96,6 +105,8 @@ class InprocessRuntime:
 
     async def close(self) -> None:
         """See `Runtime.close`."""
+        for closing in self._closings:
+            await closing()
         await self._engine.close()
         await self._ledger.close()
 
@@ -107,5 +118,5 @@ class InprocessRuntime:
         manifest, path = await self._registry.open(self._learner.version)
         if manifest.ref.number not in self._engine.versions():
             await self._engine.load(manifest, path)
-        for version in sorted(self._engine.versions())[: -self._context.config.serving.keep_versions]:
+        for version in sorted(self._engine.versions())[: -self._context.keep_versions]:
             await self._engine.retire(version)

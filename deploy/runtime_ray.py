@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,9 @@ class RayRuntime:
     async def begin(self, model_dir: Path) -> int:
         """See `Runtime.begin`."""
         deadline_s = self._context.config.serving.start_deadline_s
+        if self._context.config.runtime.ray_address:
+            # The other nodes share the run root, but not this one's cache.
+            model_dir = Path(shutil.copytree(model_dir, Path(self._context.root) / "base", dirs_exist_ok=True))
         build_learner = functools.partial(wiring.build_learner, self._context, model_dir)
         head: int = await self._one("starting the learner", self._learner.start.remote(build_learner), deadline_s)
         builds = [
@@ -118,9 +122,7 @@ class RayRuntime:
         """See `Runtime.stop_rollouts`."""
         try:
             await self._all("stopping rollouts", [worker.stop.remote() for worker in self._workers])
-            if self._learner is not None:
-                await self._one("closing the learner", self._learner.close.remote())
-        finally:
+        finally:  # whatever became of the workers; nobody is the learner afterwards
             if self._ledger is not None:
                 await self._ledger.stop("the run is over")
 
@@ -140,7 +142,7 @@ class RayRuntime:
                 worker.evaluate.remote(version, split, list(range(start, tasks, count)), index)
                 for start, worker in enumerate(self._workers)
             ],
-            self._context.config.serving.request_deadline_s * 4,
+            self._longest_evaluation_s(tasks),
         )
         return [outcome for part in parts for outcome in part]
 
@@ -214,6 +216,13 @@ class RayRuntime:
                 f" workers, 1 learner) and the Ray cluster has {there:g}; lower serving.replicas or rollout.workers"
             )
 
+    def _longest_evaluation_s(self, tasks: int) -> float:
+        """As many waves as it takes, each as long as the slowest episode may be."""
+        config = self._context.config
+        waves = -(-tasks // (config.rollout.workers * config.rollout.max_episodes))
+        slowest_s = max(e.reset_deadline_s + e.budgets.max_seconds + 2 * e.step_deadline_s for e in config.environments)
+        return waves * slowest_s + _CONTROL_DEADLINE_S
+
     async def _wait_loaded(self, version: int) -> None:
         """Wait until every replica serves `version`."""
         deadline_s = self._context.config.serving.start_deadline_s
@@ -225,7 +234,7 @@ class RayRuntime:
                         return
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise DeadlineExceeded(f"no replica loaded version {version} within {deadline_s} s") from None
+            raise DeadlineExceeded(f"not every replica loaded version {version} within {deadline_s} s") from None
 
     async def _one(self, what: str, reference: Awaitable[Any], deadline_s: float = _CONTROL_DEADLINE_S) -> Any:
         with _named(what):

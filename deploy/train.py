@@ -30,6 +30,7 @@ from headrace.platform.observability.busy import overlap, union
 from headrace.platform.observability.figure import learning_curve
 from headrace.platform.observability.metrics import MetricsFile
 from headrace.platform.observability.names import Metric
+from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable
 from headrace.trainer.report import StepReport
@@ -98,8 +99,16 @@ class _Conductor:
         after = await self._evaluate(self._totals.version, 1)
         self._summary["success_after"] = after
         self._metrics.append({Metric.STAGE: "eval", Metric.EVAL_SUCCESS: after})
+        self._progress.stage("putting the episodes in order")
+        await asyncio.to_thread(self._compact)
         learning_curve(self._root.metrics, self._root.join("figures/learning_curve.png"), self._context.run)
         return self._finish()
+
+    def _compact(self) -> None:
+        """One file of episodes per policy version instead of hundreds."""
+        store = EpisodeStore(self._context.root)
+        for version in range(self._totals.version + 1):
+            store.compact(version)
 
     async def _base_and_runtime(self) -> BaseModel:
         """Supervised stages in a thread, while servers and processes come up."""

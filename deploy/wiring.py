@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.rendering import load_renderer
+from headrace.actors.scoring.process import ScorerProcess
 from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
@@ -102,8 +103,17 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
         await close_registry()
         await ledger.close()
 
-    door = DoorServer(engine, context.door_token, name, host=context.door_host)
-    return ReplicaService(engine, name, door, registry, context.config.serving.keep_versions, closing)
+    door = DoorServer(engine, context.door_token, name, host=_door_host(context))
+    return ReplicaService(engine, name, door, registry, context.keep_versions, closing)
+
+
+def _door_host(context: RunContext) -> str:
+    """Loopback, or in a joined cluster the address under which the other nodes know this one."""
+    if not context.config.runtime.ray_address:
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 async def connect_pool(context: RunContext, addresses: Sequence[tuple[str, int]]) -> "Pool":
@@ -158,6 +168,13 @@ def assemble_worker(
             worker_id=worker_id,
         ),
         lambda split: Worlds(config.environments, split, config.seed),
+        {
+            environment.name: ScorerProcess(
+                environment.scorer.kind, environment.scorer.args, deadline_s=environment.scorer.deadline_s
+            )
+            for environment in config.environments
+            if environment.scorer is not None
+        },
     )
 
 

@@ -282,7 +282,7 @@ class Ledger(Protocol):
         """Publish (P5, P7); the first version has parent -1. The same commit again is fine.
 
         Raises:
-            Fenced: another learner holds the run.
+            Fenced: another learner holds the run, or it was stopped.
             CommitRefused: a precondition of P7 does not hold.
         """
 
@@ -296,7 +296,11 @@ class Ledger(Protocol):
         """Wait until the committed head is not `after`; returns the head then, or at the end of the time."""
 
     async def stop(self, reason: str) -> None:
-        """Admit nothing more; what is open or ready is cancelled or dropped, so that the books close."""
+        """Close the books for good: admit nothing more, and leave nothing in flight.
+
+        What is open is cancelled; what is ready or leased is dropped; what was consumed stays. The run is taken from
+        its learner: whatever it still tries raises Fenced. Only `acquire_learner` and `rollback` go on from here.
+        """
 
     async def cancelled(self, groups: Sequence[int]) -> Sequence[CancelNotice]:
         """Which of these running groups should be abandoned, and why."""

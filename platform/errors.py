@@ -75,7 +75,7 @@ class LedgerError(HeadraceError, RuntimeError):
 
 
 class Fenced(LedgerError):
-    """Another learner has taken the run over; whoever sees this must stop."""
+    """Another learner has taken the run over, or it was stopped; whoever sees this must stop."""
 
 
 class CommitRefused(LedgerError):

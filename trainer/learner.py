@@ -203,6 +203,8 @@ class Learner:
             deadline = began + self._config.batch_deadline_s
             leased = await self._intake.lease(publisher.fence, publisher.head, self._unpublished, deadline)
             busy_from = self._clock()
+            if again := self._held.intersection(group.group for group in leased):
+                raise RunFailed(f"the leases of groups {sorted(again)} ran out before they were committed")
             self._held.update(group.group for group in leased)
             opened, refused = await self._intake.open(
                 leased, publisher.batches_of, publisher.batches + self._unpublished
@@ -260,19 +262,24 @@ class Learner:
 
     @asynccontextmanager
     async def _leases_extended(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._extend())
+        """Renew held leases now, for the time since the last step may have been long, and regularly until the end."""
+        await self._renew()
+        task = asyncio.create_task(self._renew_regularly())
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _extend(self) -> None:
-        """Renew held leases until cancelled. A failure is told by the commit, which checks every lease (P7)."""
+    async def _renew_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._extend_every_s)
-            if self._held:
-                try:
-                    await self._ledger.extend(self._publisher.fence, sorted(self._held))
-                except LedgerError as error:
-                    _log.warning("could not renew the learner's leases: %s", error)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """A failure is told by what comes after: the next lease, or the commit, which checks every lease (P7)."""
+        if self._held:
+            try:
+                await self._ledger.extend(self._publisher.fence, sorted(self._held))
+            except LedgerError as error:
+                _log.warning("could not renew the learner's leases: %s", error)

@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.actors.scoring.worker import LENGTH, ScoreReply, ScoreRequest, Setup
 from headrace.platform.errors import ConfigError
+from headrace.platform.hashing import digest_value
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.message import RewardComponent, Task
@@ -42,6 +43,7 @@ class ScorerProcess:
         self, kind: str, args: Mapping[str, Any], *, deadline_s: float = 10.0, start_deadline_s: float = 60.0
     ) -> None:
         self._kind, self._args = kind, dict(args)
+        self.version = f"{kind}-{digest_value(self._args)[:12]}"
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None

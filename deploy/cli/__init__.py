@@ -1,6 +1,6 @@
 """The command line. Each command is a file; heavy libraries load only in the command that needs them.
 
-Exit codes: 0 done, 1 failed with a named cause, 2 wrong usage or configuration, 130 interrupted (resumable).
+Exit codes: 0 done, 1 failed with a named cause, 2 wrong usage or configuration, 130 interrupted.
 """
 
 import sys

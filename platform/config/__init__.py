@@ -1,6 +1,6 @@
 """Configuration: one small file per part. Recipes are YAML that `load.py` reads into `RunConfig`."""
 
-from headrace.platform.config.environments import BudgetConfig, EnvironmentConfig, SamplingConfig
+from headrace.platform.config.environments import BudgetConfig, EnvironmentConfig, SamplingConfig, ScorerConfig
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import GrpoConfig, LearnerConfig
 from headrace.platform.config.model import ModelConfig, TinyLlamaConfig
@@ -21,6 +21,7 @@ __all__ = [
     "RunConfig",
     "RuntimeConfig",
     "SamplingConfig",
+    "ScorerConfig",
     "ServingConfig",
     "SftConfig",
     "SftStageConfig",

@@ -56,6 +56,17 @@ class SamplingConfig(StrictModel):
         return value
 
 
+class ScorerConfig(StrictModel):
+    """Who grades finished episodes, besides the environment itself. Runs in a process of its own."""
+
+    kind: str
+    """`exact`, `numeric`, `regex`, or `module:attribute`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the scorer."""
+    deadline_s: float = Field(10.0, gt=0)
+    """How long one episode may take; beyond it there is no reward, not a zero."""
+
+
 class EnvironmentConfig(StrictModel):
     """One environment of a recipe. A recipe lists several and mixes them by weight."""
 
@@ -65,6 +76,8 @@ class EnvironmentConfig(StrictModel):
     """Share of groups, relative to the other environments."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Passed to the environment and its task source; unknown ones are errors there."""
+    scorer: ScorerConfig | None = None
+    """Adds its reward components to those of the environment."""
     sampling: SamplingConfig = SamplingConfig()
     budgets: BudgetConfig = BudgetConfig()
     reset_deadline_s: float = Field(30.0, gt=0)

@@ -18,8 +18,9 @@ class ServingConfig(StrictModel):
     """Episodes whose keys and values a replica keeps at once; further requests wait."""
     max_batch: int = Field(128, ge=1)
     """Requests decoded together."""
-    keep_versions: int = Field(2, ge=1)
-    """Newest versions kept loaded; older ones stay while an episode uses them."""
+    keep_versions: int = Field(0, ge=0)
+    """Newest versions kept loaded; older ones stay while an episode uses them. 0 keeps all that the lag limit allows,
+    `queue.max_lag` + 1, so that an admitted group finds its version however late its first request comes."""
     request_deadline_s: float = Field(60.0, gt=0)
     """How long one generation may take."""
     start_deadline_s: float = Field(120.0, gt=0)

@@ -163,11 +163,14 @@ class Books:
             group.state = GroupState.READY
 
     def requeue(self, group: Group) -> None:
-        """A leased or consumed group may be delivered again; after a stop nobody would come for it."""
-        if self.stop_reason:
-            self.drop(group, DropReason.STOPPED)
-        else:
-            group.state = GroupState.READY
+        """Let a leased or consumed group be delivered again. Never in a stopped run: a stop leaves none leased."""
+        group.state = GroupState.READY
+
+    def raise_fence(self) -> int:
+        """Whoever was the learner is so no longer, and its reservations are void; returns the new fence."""
+        self.reserved.clear()
+        self.fence += 1
+        return self.fence
 
     def end_running(self, group: Group, fate: str) -> None:
         """End every attempt of the group that is still being played."""
@@ -186,12 +189,13 @@ class Books:
                 self.requeue(group)
 
     def stop(self, reason: str) -> None:
-        """Close the books on all that nobody will finish or fetch."""
+        """Take the run from its learner and close the books on all that is not consumed."""
         self.stop_reason = reason or CancelReason.STOPPED
+        self.raise_fence()
         for group in self.in_state(GroupState.OPEN):
             self.end_running(group, f"{Fate.CANCELLED}:{CancelReason.STOPPED}")
             self.drop(group, DropReason.STOPPED)
-        for group in self.in_state(GroupState.READY):
+        for group in [*self.in_state(GroupState.READY), *self.in_state(GroupState.LEASED)]:
             self.drop(group, DropReason.STOPPED)
 
     def stats(self) -> LedgerStats:

@@ -62,9 +62,15 @@ class MemoryLedger:
 
     def _begin_fenced(self, fence: int) -> float:
         now_s = self._begin()
-        if fence != self._books.fence:
-            raise Fenced(f"fence {fence} is not the present one, {self._books.fence}: another learner holds the run")
+        self._check_fence(fence)
         return now_s
+
+    def _check_fence(self, fence: int) -> None:
+        present = self._books.fence
+        if fence != present:
+            raise Fenced(
+                f"fence {fence} is not the present one, {present}: another learner holds the run, or it was stopped"
+            )
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -174,11 +180,9 @@ class MemoryLedger:
         """See `Ledger.acquire_learner`."""
         self._begin()
         books = self._books
-        books.fence += 1
-        books.reserved.clear()
         for group in books.in_state(GroupState.LEASED):
             books.requeue(group)
-        return books.fence
+        return books.raise_fence()
 
     async def lease(self, fence: int, parent: int, ahead: int, count: int) -> Sequence[LeasedGroup]:
         """See `Ledger.lease`."""
@@ -259,8 +263,7 @@ class MemoryLedger:
             if books.commits[request.number] == (request.content_hash, request.fence):
                 return
             raise CommitRefused(f"version {request.number} is already committed with another content or fence")
-        if request.fence != books.fence:
-            raise Fenced(f"fence {request.fence} is not the present one, {books.fence}: another learner holds the run")
+        self._check_fence(request.fence)
         if request.parent != books.head:
             raise CommitRefused(f"parent {request.parent} is not the head, {books.head}")
         if request.number not in books.reserved:

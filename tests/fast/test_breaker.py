@@ -23,7 +23,8 @@ EMPTY = MemoryLedger("run", LedgerLimits(batch_groups=1, max_lag=0), time.time)
 def counts(**fates: int) -> LedgerStats:
     named = {name.replace("__", ":"): n for name, n in fates.items()}
     nothing = asyncio.run(EMPTY.stats())
-    return msgspec.structs.replace(nothing, dispatched=sum(named.values()), fates=named)
+    delivered = sum(n for fate, n in named.items() if fate.split(":")[0] in ("trained", "dropped"))
+    return msgspec.structs.replace(nothing, dispatched=sum(named.values()), fates=named, score_count=delivered)
 
 
 def test_a_few_failures_say_nothing():
@@ -32,6 +33,11 @@ def test_a_few_failures_say_nothing():
 
 def test_running_attempts_count_for_neither_side():
     assert Breaker(0.5).cause(counts(failed__environment=FEWEST_ENDED, in_flight=10_000), []) is not None
+
+
+def test_what_was_delivered_counts_though_it_is_not_trained_yet():
+    stats = msgspec.structs.replace(counts(failed__environment=FEWEST_ENDED, in_flight=500), score_count=300)
+    assert Breaker(0.5).cause(stats, []) is None
 
 
 def test_the_limit_itself_is_allowed():

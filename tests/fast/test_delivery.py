@@ -97,19 +97,20 @@ async def test_episodes_of_another_purpose_are_stored_and_never_put(tmp_path, pu
 
 
 @pytest.mark.parametrize(
-    ("world", "owner", "reason"),
+    ("world", "owner", "reason", "verdict"),
     [
-        (World(raises(EnvironmentFault("lost"))), "environment", "EnvironmentFault: lost"),
-        (World(raises(KeyError("k"))), "environment", "KeyError: 'k'"),
-        (World(lambda _: ends(float("nan"))), "environment", "no valid reward"),
+        (World(raises(EnvironmentFault("lost"))), "environment", "EnvironmentFault: lost", Verdict.RETRY),
+        (World(raises(KeyError("k"))), "environment", "KeyError: 'k'", Verdict.ACCEPTED),
+        (World(lambda _: ends(float("nan"))), "environment", "no valid reward", Verdict.RETRY),
     ],
 )
-async def test_what_has_no_reward_is_a_failure_and_tried_again(tmp_path, world, owner, reason):
+async def test_what_has_no_reward_is_a_failure_and_tried_again_if_it_may_pass(tmp_path, world, owner, reason, verdict):
     delivery = await opened(tmp_path)
     ((_, reply),) = await delivery.deliver([await played(world=world)])
     ((submission,),) = delivery.ledger.calls
     assert (submission.outcome, submission.owner, submission.reason) == (Outcome.FAILED, owner, reason)
-    assert (submission.payload, submission.score, reply.verdict, reply.next_attempt) == (b"", 0.0, Verdict.RETRY, 1)
+    assert (submission.payload, submission.score, reply.verdict) == (b"", 0.0, verdict)
+    assert reply.next_attempt == (1 if verdict is Verdict.RETRY else 0)
     stats = await delivery.ledger.stats()
     assert stats.holds
     assert (stats.fates["failed:environment"], stats.score_count) == (1, 0)
@@ -129,7 +130,7 @@ async def test_an_episode_that_no_store_takes_fails_alone(tmp_path, metadata):
     plan = make_plan(attempt_id=AttemptId(RUN, 0, 1))
     bad = await play_episode(plan, World(reset=lambda: opening), CharRenderer(), says(DONE))
     replies = await delivery.deliver([await played(0), bad, await played(2)])
-    assert [reply.verdict for _, reply in replies] == [Verdict.ACCEPTED, Verdict.RETRY, Verdict.ACCEPTED]
+    assert [reply.verdict for _, reply in replies] == [Verdict.ACCEPTED] * 3, "a bug is not tried again"
     failed = delivery.ledger.calls[0][1]
     assert (failed.outcome, failed.owner) == (Outcome.FAILED, "environment")
     assert failed.reason.startswith("the episode cannot be stored: ")

@@ -326,12 +326,38 @@ async def test_no_batch_within_the_deadline_fails_by_name(tmp_path):
 
 
 async def test_a_stopped_run_does_not_wait_for_the_deadline(tmp_path):
+    """A run that was stopped before its learner started admits nothing, so no batch can come."""
+    world = World(tmp_path)
+    await world.ledger.stop("enough")
+    learner = world.learner()
+    await learner.start()
+    with pytest.raises(RunFailed, match="stopped"):
+        await learner.step()
+
+
+async def test_a_learner_whose_run_was_stopped_is_fenced(tmp_path):
+    """The next step learns of it at once."""
     world = World(tmp_path)
     learner = world.learner()
     await learner.start()
     await world.ledger.stop("enough")
-    with pytest.raises(RunFailed, match="stopped"):
+    with pytest.raises(Fenced, match="stopped"):
         await learner.step()
+
+
+async def test_closing_after_a_stop_only_logs(tmp_path, caplog):
+    """The stop dropped what the learner held, so that its release is refused and nothing comes back."""
+    world = World(tmp_path, publish_every=2)
+    learner = world.learner()
+    await learner.start()
+    await world.play(2, version=0)
+    await learner.step()
+    assert (await world.ledger.stats()).groups_leased == 2
+    await world.ledger.stop("enough")
+    await learner.close()
+    assert "could not release groups [0, 1]" in caplog.text
+    stats = await world.ledger.stats()
+    assert (stats.fates["dropped:stopped"], stats.fates["in_flight"], stats.holds) == (4, 0, True)
 
 
 async def test_a_converged_policy_still_steps(tmp_path):
@@ -472,3 +498,27 @@ async def test_leases_are_extended_while_a_step_computes(tmp_path):
     await learner.start()
     await world.play(2, version=0)
     assert (await learner.step()).version == 1
+
+
+async def test_leases_are_renewed_between_steps_that_publish_nothing(tmp_path):
+    world = World(tmp_path, publish_every=3, limits={"learner_lease_s": 10.0})
+    learner = world.learner()
+    await learner.start()
+    for _ in range(3):
+        await world.play(2, version=0)
+        await learner.step()
+        world.clock.now_s += 6.0
+    assert (await world.ledger.stats()).fates == {"trained": 12, "in_flight": 0}
+
+
+async def test_a_group_whose_lease_ran_out_is_not_trained_again(tmp_path):
+    """P1: it went back to the queue, and the same learner leases it once more."""
+    world = World(tmp_path, publish_every=2, limits={"learner_lease_s": 10.0})
+    learner = world.learner()
+    await learner.start()
+    await world.play(2, version=0)
+    await learner.step()
+    world.clock.now_s += 11.0
+    with pytest.raises(RunFailed, match=r"leases of groups \[0, 1\] ran out"):
+        await learner.step()
+    assert world.receipts == []

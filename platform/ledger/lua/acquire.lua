@@ -3,6 +3,5 @@
 -- Reply: OK, fence.
 begin()
 redis.call('HSET', META, 'holder', ARGV[1])
-redis.call('DEL', PREFIX .. 'reserved')
-for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do requeue(group) end
-return { 'OK', redis.call('HINCRBY', META, 'fence', 1) }
+for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do to_ready(group) end
+return { 'OK', raise_fence() }

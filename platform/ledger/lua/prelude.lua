@@ -148,15 +148,11 @@ local function drop_group(group, reason)
   delete_group(group)
 end
 
+-- Closed, or given back to be delivered again. Never in a stopped run: a stop leaves none open or leased.
 local function to_ready(group)
   for _, index in ipairs({ OPEN, LEASED, CONSUMED }) do redis.call('ZREM', index, group) end
   redis.call('HSET', group_key(group), 'state', 'ready')
   redis.call('ZADD', READY, group, group)
-end
-
--- A leased or consumed group may be delivered again; after a stop nobody would come for it.
-local function requeue(group)
-  if meta('stop_reason') then drop_group(group, 'stopped') else to_ready(group) end
 end
 
 -- P20: all slots have ended, so the group becomes ready or leaves at once.
@@ -195,7 +191,7 @@ local function sweep(now)
     end_running(group, 'failed:infrastructure')
     close_group(group)
   end
-  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now)))) do requeue(group) end
+  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now)))) do to_ready(group) end
 end
 
 -- Every transition begins here; the revision of P8 never goes back.
@@ -210,7 +206,13 @@ local function fenced(fence)
   local present = number(META, 'fence')
   if fence == present then return nil end
   return { 'FENCED', 'fence ' .. fence .. ' is not the present one, ' .. present
-    .. ': another learner holds the run' }
+    .. ': another learner holds the run, or it was stopped' }
+end
+
+-- Whoever was the learner is so no longer, and its reservations are void.
+local function raise_fence()
+  redis.call('DEL', PREFIX .. 'reserved')
+  return redis.call('HINCRBY', META, 'fence', 1)
 end
 
 local function not_leased(fence, first)

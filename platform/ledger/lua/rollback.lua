@@ -7,7 +7,7 @@ local refusal = fenced(fence)
 if refusal then return refusal end
 if not node(version) then return { 'ERROR', 'version ' .. version .. ' was never committed' } end
 redis.call('HDEL', META, 'stop_reason')
-for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do requeue(group) end
+for _, group in ipairs(by_number(redis.call('ZRANGE', LEASED, 0, -1))) do to_ready(group) end
 for _, group in ipairs(by_number(redis.call('ZRANGE', CONSUMED, 0, -1))) do
   if not is_ancestor(tonumber(redis.call('ZSCORE', CONSUMED, group)), version) then
     local key = group_key(group)
@@ -15,7 +15,7 @@ for _, group in ipairs(by_number(redis.call('ZRANGE', CONSUMED, 0, -1))) do
       move_fates(group, { slot }, redis.call('HGET', key, slot .. ':fate'), IN_FLIGHT)
       redis.call('HDEL', key, slot .. ':fate')
     end
-    requeue(group)
+    to_ready(group)
   end
 end
 move_head(version)

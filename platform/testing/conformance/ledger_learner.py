@@ -291,12 +291,50 @@ async def orphans_do_not_settle(factory: LedgerFactory) -> None:
         await h.publish(fence, 0, await h.ledger.lease(fence, 0, 0, 1))
         await h.publish(fence, 1, await h.ledger.lease(fence, 1, 0, 1))
         await h.ledger.stop("end")
+        fence = await h.ledger.acquire_learner("second")
         await h.ledger.rollback(fence, 1)
         await h.expect_fates(trained=2, in_flight=2)
         assert numbers(await h.ledger.lease(fence, 1, 0, 1)) == [1]
         await h.ledger.settle(fence, 1)
         assert (await h.stats()).groups_consumed == 0
         await h.admit(1, 1)
+
+
+async def a_stop_takes_the_run_from_its_learner(factory: LedgerFactory) -> None:
+    """Whatever a learner still tries after a stop is Fenced and changes nothing; the next one resumes (P6, P7)."""
+    async with factory(limits(max_lag=4)) as h:
+        fence = await h.begin()
+        await h.ready(0, 3)
+        leased = await h.ledger.lease(fence, 0, 0, 2)
+        before = h.request(fence, await h.ledger.stage(fence), 0, leased[:1])
+        await h.ledger.commit(before)
+        number = await h.ledger.stage(fence)
+        await h.ledger.stop("end")
+        held = [leased[1].group]
+        for call in (
+            h.ledger.commit(h.request(fence, number, 1, leased[1:])),
+            h.ledger.commit(h.request(fence, number, 1)),
+            h.ledger.lease(fence, 1, 0, 1),
+            h.ledger.extend(fence, held),
+            h.ledger.release(fence, held),
+            h.ledger.drop(fence, held, "nan"),
+            h.ledger.stage(fence),
+            h.ledger.settle(fence, 1),
+            h.ledger.rollback(fence, 0),
+        ):
+            await raises(Fenced, call)
+        await h.ledger.commit(before)  # its reply may have been lost
+        await h.expect_fates(trained=2, dropped_stopped=4)
+        stats = await h.stats()
+        assert (stats.head, stats.groups_leased, stats.fates["in_flight"], stats.stopped) == (1, 0, 0, True)
+        after = await h.ledger.acquire_learner("second")
+        assert after > fence + 1, "the fence of the stop belongs to nobody"
+        await raises(CommitRefused, h.ledger.commit(h.request(after, number, 1)))
+        assert (await h.ledger.admit(1, 2, 1)).refusal is Refusal.STOPPED, "only a rollback opens the run"
+        await h.ledger.rollback(after, 1)
+        await h.ready(1, 1)
+        await h.publish(after, 1, await h.ledger.lease(after, 1, 0, 1))
+        await h.expect_fates(trained=4, dropped_stopped=4)
 
 
 async def the_head_can_be_watched(factory: LedgerFactory) -> None:
@@ -334,6 +372,7 @@ LEARNER_CASES: tuple[LedgerCase, ...] = (
     consumed_groups_leave_with_the_checkpoint,
     a_checkpoint_settles_its_ancestors_only,
     orphans_do_not_settle,
+    a_stop_takes_the_run_from_its_learner,
     the_head_can_be_watched,
 )
 """Part of `LEDGER_SUITE`."""

@@ -44,6 +44,7 @@ class _Player:
         self.unfinished: list[GroupTicket] = []
         self.leased: dict[int, LeasedGroup] = {}
         self.fence = 0
+        self.stops = 0
         self.staged: list[int] = []
         self.head = NO_VERSION
         self.lineage: dict[int, VersionNode] = {}
@@ -98,8 +99,9 @@ class _Player:
 
     async def acquire(self, a: int, b: int, c: int) -> object:
         fence = await self.ledger.acquire_learner(f"learner {a}")
-        assert fence == self.fence + 1, f"fence {fence} follows {self.fence}"
-        self.fence = fence
+        expected = self.fence + self.stops + 1
+        assert fence == expected, f"fence {fence}, not {expected}, follows {self.fence} and {self.stops} stops"
+        self.fence, self.stops = fence, 0
         self.leased.clear()
         self.staged.clear()
         return fence
@@ -175,9 +177,12 @@ class _Player:
         await self.h.advance(_SECONDS[a % 3])
 
     async def stop(self, a: int, b: int, c: int) -> None:
-        """Rarely: only a rollback ends it."""
+        """Rarely: only a new learner's rollback ends it. What the player still holds is Fenced until then."""
         if a == b == c:
             await self.ledger.stop("enough")
+            self.stops += 1
+            left = await self.ledger.stats()
+            assert (left.fates[Fate.IN_FLIGHT], left.groups_leased) == (0, 0), f"in flight after a stop: {left}"
 
     async def checked(self) -> tuple[Sequence[FateRow], LedgerStats]:
         """The fates that changed and the counts, after every invariant was looked at."""
@@ -254,7 +259,6 @@ async def play(harness: LedgerHarness, steps: Sequence[Step]) -> list[tuple[obje
             reply = type(error).__name__
         trace.append((reply, *await player.checked()))
     await harness.ledger.stop("end")
-    await harness.ledger.acquire_learner("last")
     fates, end = await player.checked()
     trace.append((None, fates, end))
     left = (end.fates["in_flight"], end.groups_open, end.groups_ready, end.groups_leased, end.payload_bytes)
