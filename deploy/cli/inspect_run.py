@@ -49,7 +49,7 @@ def _console() -> "Console":
 
 
 def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     console = _console()
@@ -58,11 +58,9 @@ def _print_run(root: "RunRoot", facts: dict[str, Any]) -> None:
         if key not in ("run", "root", "sft"):
             console.print(f"  {key:18} {value}")
     columns = ("episode_id", "purpose", "version", "status", "turns", "score", "fate")
-    table = Table(*columns)
+    table = Table(*(Column(column, no_wrap=True) for column in columns), box=None, padding=(0, 1))
     for row in facts["episodes"]:
-        table.add_row(
-            *(str(row[key]) for key in ("episode_id", "purpose", "version", "status", "turns", "score", "fate"))
-        )
+        table.add_row(*(str(row[column]) for column in columns))
     console.print(table)
     console.print(f"{facts['episode_count']} episodes are stored. One of them:  headrace inspect {root.name} EPISODE")
 
