@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.actors.outcomes import EpisodeOutcome
 from headrace.deploy.progress import RunState
+from headrace.deploy.runtime import Activity
 from headrace.platform.errors import RunFailed
 from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
@@ -55,7 +56,9 @@ def fate_totals(stats: LedgerStats) -> dict[str, int]:
     return totals | {fate: n for fate, n in sorted(stats.fates.items()) if ":" in fate}
 
 
-def step_metrics(report: StepReport, stats: LedgerStats, state: RunState, totals: Totals) -> dict[Metric, Any]:
+def step_metrics(
+    report: StepReport, stats: LedgerStats, activity: Activity, state: RunState, totals: Totals
+) -> dict[Metric, Any]:
     """The record of one learner step."""
     return {
         Metric.STAGE: "rl",
@@ -77,6 +80,11 @@ def step_metrics(report: StepReport, stats: LedgerStats, state: RunState, totals
         Metric.SUCCESS: state.success if state.success is not None else float("nan"),
         Metric.EPISODES_PER_S: state.episodes_per_s,
         Metric.TOKENS_PER_S: state.tokens_per_s,
+        Metric.EPISODES_RUNNING: activity.episodes_running,
+        Metric.REPLICAS: activity.replicas,
+        Metric.REQUESTS_RUNNING: activity.requests_running,
+        Metric.LOADED_VERSION: activity.loaded_version,
+        Metric.LOAD_FAILURES: activity.load_failures,
         Metric.DISPATCHED: stats.dispatched,
         Metric.FATES: stats.fates,
         Metric.PUTS_REFUSED: stats.refused,

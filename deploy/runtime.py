@@ -14,11 +14,16 @@ Interval = tuple[float, float]
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parts have been doing: sampled tokens since the start, running episodes, and when engines or tools
-    were executing. `faults` are the last faults of episodes, for the message when a run has to stop."""
+    """What the parts have been doing: sampled tokens and failed loads since the start, what runs now, the oldest of the
+    newest versions that the replicas hold (-1 before the first), and when engines or tools were executing. `faults` are
+    the last faults of episodes, for the message when a run has to stop."""
 
+    replicas: int
+    loaded_version: int
+    load_failures: int
     sampled_tokens: int
-    running: int
+    requests_running: int
+    episodes_running: int
     executing: tuple[Interval, ...]
     faults: tuple[str, ...]
 

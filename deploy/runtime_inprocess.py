@@ -88,8 +88,12 @@ class InprocessRuntime:
         stats = self._worker.stats()
         executing = [*self._engine.busy_intervals(since_s), *self._worker.tool_intervals(since_s)]
         return Activity(
+            replicas=1,
+            loaded_version=max(self._engine.versions(), default=-1),
+            load_failures=0,  # a load that fails here ends the run
             sampled_tokens=self._engine.stats().sampled_tokens,
-            running=stats.running,
+            requests_running=self._engine.stats().running,
+            episodes_running=stats.running,
             executing=tuple(executing),
             faults=stats.faults,
         )

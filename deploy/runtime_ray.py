@@ -156,8 +156,12 @@ class RayRuntime:
             + [worker.tool_intervals.remote(since_s) for worker in self._workers],
         )
         return Activity(
+            replicas=len(replicas),
+            loaded_version=min((max(stats.versions, default=-1) for stats in replicas), default=-1),
+            load_failures=sum(stats.load_failures for stats in replicas),
             sampled_tokens=sum(stats.sampled_tokens for stats in replicas),
-            running=sum(stats.running for stats in workers),
+            requests_running=sum(stats.running for stats in replicas),
+            episodes_running=sum(stats.running for stats in workers),
             executing=tuple(interval for intervals in busy for interval in intervals),
             faults=tuple(fault for stats in workers for fault in stats.faults),
         )

@@ -216,7 +216,7 @@ class _Conductor:
         state.tokens_per_s = (activity.sampled_tokens - totals.tokens) / span_s
         state.left_s = (time.monotonic() - began) / report.step * (state.steps - report.step)
         totals.scores, totals.tokens, totals.at_s = (stats.score_sum, stats.score_count), activity.sampled_tokens, now
-        self._metrics.append(step_metrics(report, stats, state, totals))
+        self._metrics.append(step_metrics(report, stats, activity, state, totals))
         self._progress.learner_step()
         await self._write_fates()
 

@@ -124,7 +124,8 @@ class ParsedMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Renderer(Protocol):
-    """Messages to tokens and sampled tokens to messages; one object for training, evaluation and HTTP.
+    """Messages to tokens and sampled tokens to messages; one object for training, evaluation and HTTP. What a method
+    returns depends on its arguments alone, so that callers may remember it.
 
     Text that came from outside is encoded as plain text: no special token can come out of a tool (case T5).
     """

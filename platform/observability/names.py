@@ -58,8 +58,6 @@ class Metric(StrEnum):
     EPISODES_PER_S = ("episodes_per_s", "episodes/s", Kind.GAUGE, "Episodes put a second")
     TOKENS_PER_S = ("tokens_per_s", "tokens/s", Kind.GAUGE, "Tokens that the policy sampled a second")
     EPISODES_RUNNING = ("episodes_running", "episodes", Kind.GAUGE, "Episodes in play")
-    EPISODE_S = ("episode_s", "s", Kind.GAUGE, "Mean duration of the episodes put lately")
-    TURNS_MEAN = ("turns_mean", "turns", Kind.GAUGE, "Mean turns of the policy in the episodes put lately")
 
     DISPATCHED = ("dispatched", "attempts", Kind.COUNTER, "Attempts dispatched (P3)")
     FATES = ("fates", "attempts", Kind.LABELLED, "Attempts by fate and reason (P3)")
