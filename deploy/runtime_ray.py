@@ -207,9 +207,7 @@ class RayRuntime:
         if not ray.is_initialized():
             self._owns_ray = True
             if address:
-                ray.init(
-                    address=address, namespace=self._context.run, log_to_driver=False, logging_level=logging.WARNING
-                )
+                ray.init(address=address, namespace=self._context.run, **_QUIET)
             else:
                 start_local_ray(max(os.cpu_count() or 1, demand))
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
