@@ -66,11 +66,6 @@ def resolve(text: str, secrets: SecretValues | None = None, env: Mapping[str, st
     return _REFERENCE.sub(value_of, _USERINFO.sub(encode_userinfo, text))
 
 
-def has_reference(text: str) -> bool:
-    """Whether `text` holds a secret by reference."""
-    return _REFERENCE.search(text) is not None
-
-
 def literal_password(text: str) -> bool:
     """Whether `text` is a URL that spells a password out, wholly or in part, instead of referring to it."""
     bare = _REFERENCE.sub("", text)

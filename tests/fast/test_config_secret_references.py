@@ -5,7 +5,6 @@ import pytest
 from headrace.platform.config.load import load_recipe
 from headrace.platform.config.secret_references import (
     SecretValues,
-    has_reference,
     literal_password,
     resolve,
     without_password,
@@ -83,11 +82,6 @@ def test_literal_passwords_are_told_from_references(url: str, literal: bool) -> 
     assert ("hunter2" in without_password(url) or "hun/ter" in without_password(url)) is False
     if not literal:
         assert without_password(url) == url
-
-
-def test_has_reference() -> None:
-    assert has_reference("x${env:A}")
-    assert not has_reference("${A}")
 
 
 @pytest.mark.parametrize("key", ["queue.redis_url", "environments.0.args.store"])
