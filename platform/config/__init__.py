@@ -5,16 +5,19 @@ from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import GrpoConfig, LearnerConfig
 from headrace.platform.config.model import ModelConfig, TinyLlamaConfig
 from headrace.platform.config.rollout import RolloutConfig
-from headrace.platform.config.run import EvalConfig, RunConfig, RuntimeConfig
+from headrace.platform.config.run import EvalConfig, LogSamplesConfig, RunConfig, RuntimeConfig
 from headrace.platform.config.serving import ServingConfig
 from headrace.platform.config.sft import SftConfig, SftStageConfig
+from headrace.platform.config.tasks import CurriculumConfig, TasksConfig
 
 __all__ = [
     "BudgetConfig",
+    "CurriculumConfig",
     "EnvironmentConfig",
     "EvalConfig",
     "GrpoConfig",
     "LearnerConfig",
+    "LogSamplesConfig",
     "ModelConfig",
     "QueueConfig",
     "RolloutConfig",
@@ -25,5 +28,6 @@ __all__ = [
     "ServingConfig",
     "SftConfig",
     "SftStageConfig",
+    "TasksConfig",
     "TinyLlamaConfig",
 ]

@@ -1,10 +1,12 @@
 """Which worlds the episodes play in."""
 
+import re
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from headrace.platform.config.base import StrictModel
+from headrace.platform.config.tasks import TasksConfig
 from headrace.platform.records.episode import Budgets
 
 
@@ -60,7 +62,7 @@ class ScorerConfig(StrictModel):
     """Who grades finished episodes, besides the environment itself. Runs in a process of its own."""
 
     kind: str
-    """`exact`, `numeric`, `regex`, or `module:attribute`."""
+    """`exact`, `numeric`, `regex`, or your own as `./file.py:Name` or `package.module:Name`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Passed to the scorer."""
     deadline_s: float = Field(10.0, gt=0)
@@ -70,12 +72,17 @@ class ScorerConfig(StrictModel):
 class EnvironmentConfig(StrictModel):
     """One environment of a recipe. A recipe lists several and mixes them by weight."""
 
-    name: str
-    """A registered name such as `lookup`."""
+    name: str = Field(min_length=1)
+    """A registered name such as `lookup`, an entry point of an installed package, `./file.py:Name`,
+    `package.module:Name`, or `reasoning_gym:NAME`."""
+    alias: str = Field("", pattern=r"^[A-Za-z0-9_-]*$")
+    """What metrics, episodes and evaluations call it; empty means the last part of `name`."""
     weight: float = Field(1.0, gt=0)
     """Share of groups, relative to the other environments."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Passed to the environment and its task source; unknown ones are errors there."""
+    tasks: TasksConfig | None = None
+    """Where the tasks come from, for environments that bring none or should play others."""
     scorer: ScorerConfig | None = None
     """Adds its reward components to those of the environment."""
     sampling: SamplingConfig = SamplingConfig()
@@ -84,3 +91,8 @@ class EnvironmentConfig(StrictModel):
     """How long `reset` may take (case X15)."""
     step_deadline_s: float = Field(30.0, gt=0)
     """How long one `step` may take."""
+
+    @property
+    def known_as(self) -> str:
+        """The alias, or the last part of the name: `Maze` for `./worlds/maze.py:Maze`."""
+        return self.alias or re.split(r"[:/.]", self.name)[-1]

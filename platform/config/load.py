@@ -1,10 +1,13 @@
 """Reads a recipe into a `RunConfig`: named or by path, on top of what it `extends`, with `key=value` overrides.
 
 Every wrong key and value of a recipe is reported at once, by its full dotted path (case V3). Sections merge key by key
-with those of the recipe that is extended; lists replace. Secrets stay references here: they are resolved where they
-are used. Where the recipes lie is the caller's business, as this layer does not know deploy.
+with those of the recipe that is extended; lists replace. A value that begins with `./` or `../` is a path: in a recipe
+it is relative to the recipe's folder, in an override to the current one; in the result it is absolute. Secrets stay
+references here: they are resolved where they are used. Where the recipes lie is the caller's business, as this layer
+does not know deploy.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,16 +23,22 @@ from headrace.platform.config.yaml_text import dump, parse_yaml
 from headrace.platform.errors import ConfigError
 
 _SUFFIXES = (".yaml", ".yml")
+_ENVIRONMENT_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str], recipes_dir: Path) -> RunConfig:
     """The configuration that a recipe and `key=value` overrides describe.
 
-    `name_or_path` is the stem of a file in `recipes_dir`, or a path that ends in .yaml or holds a slash. Raises
-    ConfigError that lists everything that is wrong.
+    `name_or_path` is the stem of a file in `recipes_dir`, a path that ends in .yaml or holds a slash, or an environment
+    as `file.py:Name`: that is a recipe with this environment and every default. Raises ConfigError that lists all that
+    is wrong.
     """
-    data = _read(_find(name_or_path, recipes_dir, Path()), recipes_dir, ())
+    if _ENVIRONMENT_FILE.fullmatch(name_or_path):
+        data = _around_environment(name_or_path)
+    else:
+        data = _read(_find(name_or_path, recipes_dir, Path()), recipes_dir, ())
     wrong = apply_overrides(data, overrides)
+    data = _with_absolute_paths(data, Path())
     wrong += [_spelled_out(path) for path, text in _strings(data) if literal_password(text)]
     try:
         config = RunConfig.model_validate(data)
@@ -80,12 +89,36 @@ def _read(path: Path, recipes_dir: Path, extended_by: tuple[Path, ...]) -> dict[
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold keys and values, such as `seed: 1`")
     base = data.pop("extends", None)
+    data = _with_absolute_paths(data, path.parent)
     if base is None:
         return data
     if not isinstance(base, str):
         raise ConfigError(f"{path}: extends must be the name or the path of one recipe")
     found = _find(base, recipes_dir, path.parent)
     return _merged(_read(found, recipes_dir, (*extended_by, path.resolve())), data)
+
+
+def _around_environment(target: str) -> dict[str, Any]:
+    """The least recipe that plays `file.py:Name`."""
+    file, _, attribute = target.rpartition(":")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}, so no environment {target}")
+    name = re.sub(r"[^a-z0-9]+", "-", attribute.lower()).strip("-") or "run"
+    return {"name": name, "environments": [{"name": f"{path.resolve()}:{attribute}"}]}
+
+
+def _with_absolute_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Plain data whose strings that begin with ./ or ../ are paths from `folder`, made absolute."""
+
+    def absolute(node: Any) -> Any:
+        if isinstance(node, str) and node.startswith(("./", "../")):
+            return str((folder / node).resolve())
+        if isinstance(node, dict):
+            return {key: absolute(child) for key, child in node.items()}
+        return [absolute(child) for child in node] if isinstance(node, list) else node
+
+    return {key: absolute(value) for key, value in data.items()}
 
 
 def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

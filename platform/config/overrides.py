@@ -59,16 +59,25 @@ def _descend(node: Any, segment: str, above: list[str], below: str) -> Any:
 
 
 def _index(items: list[Any], segment: str, above: list[str]) -> int:
-    """Where in `items` the item lies that `segment` names by position or by its `name`."""
+    """Where in `items` the item lies that `segment` names by position, by its `name` or `alias`, or, for a name such as
+    `./maze.py:Maze`, by the last part of it."""
     where = ".".join(above)
     if segment.isdigit():
         if int(segment) < len(items):
             return int(segment)
         raise ConfigError(f"{where}.{segment}: {where} has {len(items)} items, counted from 0")
-    names = [item.get("name") if isinstance(item, dict) else None for item in items]
-    if segment in names:
-        return names.index(segment)
-    known = [name for name in names if isinstance(name, str)]
+    names = [_names(item) for item in items]
+    for index, own in enumerate(names):
+        if segment in own:
+            return index
+    known = [own[-1] for own in names if own]
     close = get_close_matches(segment, known, 1, 0)
     hint = f"its items are named {', '.join(known)}; nearest: {close[0]}" if close else "give the position of an item"
     raise ConfigError(f"{where}.{segment}: {where} has no item of that name; {hint}")
+
+
+def _names(item: Any) -> list[str]:
+    """What an item of a list can be called."""
+    given = [item.get(key) for key in ("name", "alias")] if isinstance(item, dict) else []
+    names = [name for name in given if isinstance(name, str) and name]
+    return [name for each in names for name in (each, each.rpartition(":")[2])]

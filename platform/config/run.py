@@ -8,19 +8,35 @@ from headrace.platform.config.base import StrictModel
 from headrace.platform.config.environments import EnvironmentConfig
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
+from headrace.platform.config.loggers import LoggerConfigs
 from headrace.platform.config.model import ModelConfig
 from headrace.platform.config.rollout import RolloutConfig
 from headrace.platform.config.serving import ServingConfig
 from headrace.platform.config.sft import SftConfig
+from headrace.platform.config.tasks import CurriculumConfig
 from headrace.platform.records.status import UpdateMode
 
 
 class EvalConfig(StrictModel):
-    """Measuring success apart from training: own tasks, own seeds."""
+    """Measuring success apart from training: own tasks, own seeds, a pinned version."""
 
     tasks: int = Field(256, ge=1)
-    """Episodes per evaluation."""
+    """Tasks per evaluation."""
+    samples: int = Field(1, ge=1)
+    """Episodes per task; pass^k needs k of them."""
     split: Literal["dev", "hidden"] = "dev"
+    every: int = Field(0, ge=0)
+    """Learner steps between two evaluations while training; 0 evaluates before and after only. The version with the
+    best mean score is kept as `best`."""
+
+
+class LogSamplesConfig(StrictModel):
+    """Readable episodes in `logs/samples/`."""
+
+    every: int = Field(10, ge=1)
+    """Learner steps between two files."""
+    n: int = Field(2, ge=1)
+    """Episodes per file."""
 
 
 class RuntimeConfig(StrictModel):
@@ -41,6 +57,7 @@ class RunConfig(StrictModel):
     runs_dir: str = "runs"
     """Folder that holds run roots."""
     environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
+    curriculum: CurriculumConfig = CurriculumConfig()
     model: ModelConfig
     sft: SftConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
@@ -48,13 +65,20 @@ class RunConfig(StrictModel):
     serving: ServingConfig = ServingConfig()
     learner: LearnerConfig = LearnerConfig()
     eval: EvalConfig = EvalConfig()
+    log_samples: LogSamplesConfig | None = LogSamplesConfig()
+    loggers: LoggerConfigs = ()
+    """Where metrics go besides `metrics.jsonl`."""
     runtime: RuntimeConfig = RuntimeConfig()
 
     @field_validator("environments")
     @classmethod
     def _listed_once(cls, value: tuple[EnvironmentConfig, ...]) -> tuple[EnvironmentConfig, ...]:
-        if len({environment.name for environment in value}) != len(value):
-            raise ValueError("each environment may be listed once; use `weight` to play one more often")
+        names = [environment.known_as for environment in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"{', '.join(twice)} is listed more than once; use `weight` to play an environment more often, or give"
+                " each its own `alias`"
+            )
         return value
 
     @model_validator(mode="after")

@@ -130,9 +130,11 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(
 
 def test_every_section_refuses_unknown_keys(recipes: Path) -> None:  # case V3
     sections = sorted({key.rpartition(".")[0] for key in keys_of(RunConfig)} - {"", "environments[]", "sft.stages[]"})
+    assert "loggers[]" in sections
+    lists = ("sft={stages: [{name: a}]}", "loggers=[{kind: wandb}]")
     for section in sections:
         path = section.replace("[]", ".0")
-        assert f"{path}.zzz: unknown key" in refused(recipes, "sft={stages: [{name: a}]}", f"{path}.zzz=1")
+        assert f"{path}.zzz: unknown key" in refused(recipes, *lists, f"{path}.zzz=1")
 
 
 def test_a_key_that_stands_twice_is_refused_not_ignored(recipes: Path) -> None:  # case V3
@@ -153,7 +155,7 @@ def test_a_key_that_stands_twice_is_refused_not_ignored(recipes: Path) -> None: 
         ("environments=[]", "environments: Tuple should have at least 1 item"),
         ("environments=[{weight: 1}]", "environments.0.name: required, but missing"),
         ("learner=fast", "learner: expected a valid dictionary or instance of LearnerConfig; got 'fast'"),
-        ("model.path=/a", "model: give exactly one of model.path and model.tiny_llama"),
+        ("model.path=/a", "model: give exactly one of model.path, model.gguf and model.tiny_llama"),
         ("learner.publish_every=9", "learner.publish_every=9 with queue.max_lag=4"),
     ],
 )
