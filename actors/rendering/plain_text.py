@@ -36,6 +36,8 @@ class PlainText:
         self._marker_ids = frozenset(markers)
         longest_first = sorted(markers.values(), key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # `<` and `>` around a text may come from a template: a tag's name is cut off from them.
+        self._names = frozenset(content.strip("</>") for content in markers.values() if content.startswith("<"))
         self._short = functools.lru_cache(maxsize=8192)(self._encode)
 
     def encode(self, text: str) -> Sequence[int]:
@@ -44,6 +46,8 @@ class PlainText:
 
     def cut(self, text: str) -> str:
         """`text` with `CUT` inside every marker, and without the characters that this module reserves."""
+        if text in self._names:
+            return f"{CUT}{text}"
         return self._marker.sub(lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", text.translate(_OURS))
 
     def _encode(self, text: str) -> Sequence[int]:

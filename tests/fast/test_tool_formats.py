@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.actors.rendering.tool_formats import build_tool_format
+from headrace.actors.rendering.tool_formats import build_tool_format, tool_format_of
+from headrace.actors.rendering.tool_formats.deepseek import bar_token
 from headrace.platform.errors import ConfigError
 from headrace.platform.records import ToolCall
 
@@ -90,6 +91,7 @@ def test_hermes_calls_are_read():
         (block('{"name": "f", "arguments": {"a": -Infinity}}'), "-Infinity is not a number"),
         (block('{"name": "f", "arguments": {"a": 1' + "0" * 400 + "}}"), "not valid JSON"),
         (block('{"name": "f", "arguments": {"a": 1' + "0" * 9000 + "}}"), "not valid JSON"),
+        (block('{"name": "f", "arguments": {"a": 1e999}}'), "not valid JSON: 1e999 is beyond"),
         (block('{"name": "f", "arguments": {"a": "\\ud800"}}'), "not valid JSON"),
         (block('{"name": "\\udfff"}'), "not valid JSON"),
         (block('{"name": "f", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}"), "not valid JSON"),
@@ -112,15 +114,173 @@ def test_a_call_inside_an_unclosed_thought_is_no_call():
     assert HERMES.parse("hm</think>so").reasoning == "hm", "the template has opened the thought"
 
 
-tags = st.sampled_from(
-    ["<call>", "</call>", "<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"}', "get k"]
+CODER = build_tool_format("qwen3-coder", {})
+LLAMA = build_tool_format("llama-3", {})
+DEEPSEEK = build_tool_format("deepseek", {})
+GPT_OSS = build_tool_format("gpt-oss", {})
+ALL = (INLINE, HERMES, CODER, LLAMA, DEEPSEEK, GPT_OSS, build_tool_format("hermes", {}, opened=True))
+CALLS, NO_CALLS = bar_token("tool calls begin"), bar_token("tool calls end")
+CALL, NO_CALL, SEP = bar_token("tool call begin"), bar_token("tool call end"), bar_token("tool sep")
+
+
+def parameter(key, value):
+    return f"<parameter={key}>{value}</parameter>"
+
+
+def function(*parameters, name="f"):
+    return block(f"\n<function={name}>\n" + "\n".join(parameters) + "\n</function>\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("\n5\n", 5),
+        ("-1.5", -1.5),
+        ("\n[1, {}]\n", [1, {}]),
+        ('{"a": null}', {"a": None}),
+        ("true", True),
+        ("null", None),
+        ("True", "True"),
+        ("\n  def f():\n    pass\n\n", "  def f():\n    pass\n"),
+        ('"5"', '"5"'),
+        ("", ""),
+        ("NaN", "NaN"),
+        ("1e999", "1e999"),
+        ("{'a': 1}", "{'a': 1}"),
+        ("<b>&", "<b>&"),
+    ],
+)
+def test_untyped_parameters_are_json_where_they_can_be_and_text_where_not(written, value):
+    parsed = CODER.parse(f"so\n\n{function(parameter('k', written))}")
+    assert (parsed.error, parsed.content) == ("", "so")
+    assert parsed.tool_calls == (ToolCall("f", {"k": value}, "call_0"),)
+
+
+def test_parallel_calls_are_read_in_every_format():
+    fenced = "function{}{}\n```json\n{{}}\n```".format
+    for tool_format, text in (
+        (HERMES, block('{"name": "f"}') + "\n" + block('{"name": "g", "arguments": {}}')),
+        (CODER, function() + "\n" + function(name="g")),
+        (LLAMA, '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'),
+        (LLAMA, '<|python_tag|>{"name": "f"}\n{"name": "g", "arguments": {}}'),
+        (DEEPSEEK, f"{CALLS}{CALL}{fenced(SEP, 'f')}{NO_CALL}\n{CALL}{fenced(SEP, 'g')}{NO_CALL}{NO_CALLS}"),
+        (DEEPSEEK, f"{CALLS}{CALL}f{SEP}{{}}{NO_CALL}{CALL}g{SEP}{{}}{NO_CALL}{NO_CALLS}"),
+        (
+            GPT_OSS,
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+            "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}",
+        ),
+    ):
+        parsed = tool_format.parse(text)
+        assert (parsed.content, parsed.error) == ("", "")
+        assert parsed.tool_calls == (ToolCall("f", {}, "call_0"), ToolCall("g", {}, "call_1")), text
+
+
+# case X1
+@pytest.mark.parametrize(
+    ("tool_format", "text", "error"),
+    [
+        (CODER, "<tool_call><function=f>", "not closed with </tool_call>"),
+        (CODER, block("<function=f>"), "a tool call is <function=NAME>"),
+        (CODER, block("<function=>\n</function>"), "a tool call is <function=NAME>"),
+        (CODER, block('{"name": "f"}'), "a tool call is <function=NAME>"),
+        (CODER, function("<parameter=k>1"), "f: every parameter is"),
+        (CODER, function("say", parameter("k", 1)), "f: every parameter is"),
+        (CODER, function(parameter("k", 1), "say"), "f: every parameter is"),
+        (LLAMA, '{"name": "f", "parameters": {"a": 1', "not valid JSON"),
+        (LLAMA, '{"name": "f", "parameters": "{}"}', '"parameters" of f must be a JSON object, not str'),
+        (LLAMA, '{"name": "f", "parameters": {}} done', "nothing may follow"),
+        (LLAMA, '{"name": "f", "parameters": {}}; so', "not valid JSON"),
+        (LLAMA, '<|python_tag|>print("x")', "not valid JSON"),
+        (LLAMA, '{"name": 1, "parameters": {}}', 'with "name" and "parameters"'),
+        (DEEPSEEK, f"{CALLS}{CALL}function{SEP}f\n```json\n{{", "is not closed"),
+        (DEEPSEEK, f"{CALLS}{CALL}function{SEP}f\n```json\n{{\n```{NO_CALL}{NO_CALLS}", "of f are not valid JSON"),
+        (DEEPSEEK, f'{CALLS}{CALL}f{SEP}"{{}}"{NO_CALL}{NO_CALLS}', '"arguments" of f must be a JSON object, not str'),
+        (DEEPSEEK, f"{CALLS}{CALL}f{NO_CALL}{NO_CALLS}", "before its name"),
+        (DEEPSEEK, f"{CALLS}{CALL}{SEP}{{}}{NO_CALL}{NO_CALLS}", "has a name"),
+        (DEEPSEEK, f"{CALLS}{NO_CALLS}", "every tool call begins with"),
+        (DEEPSEEK, f"{CALLS}{CALL}f{SEP}{{}}{NO_CALLS}", "a call ends with"),
+        (DEEPSEEK, f"{CALLS}{CALL}f{SEP}{{}}{NO_CALL}{NO_CALLS}done", "nothing may follow"),
+        (DEEPSEEK, f"{CALL}f{SEP}{{}}{NO_CALL}", "stand between"),
+        (GPT_OSS, '<|channel|>commentary to=functions.f<|message|>{"a": 1', "of f are not valid JSON"),
+        (GPT_OSS, '<|channel|>commentary to=functions.f<|message|>"{}"', "must be a JSON object, not str"),
+        (GPT_OSS, "<|channel|>commentary to=browser.open<|message|>{}", "there is no browser.open"),
+        (GPT_OSS, "<|channel|>commentary to=functions.f", "a message has no <|message|>"),
+    ],
+)
+def test_calls_that_cannot_be_read_are_explained(tool_format, text, error):
+    parsed = tool_format.parse(text)
+    assert error in parsed.error
+    assert parsed.tool_calls == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["It is two.", '{"answer": 2}', '{"name": "Bob"}', 'so {"name": "f", "parameters": {}}']
+)
+def test_answers_of_llama_are_no_calls(text):
+    parsed = LLAMA.parse(text)
+    assert (parsed.content, parsed.tool_calls, parsed.error) == (text, (), "")
+
+
+def test_channels_of_gpt_oss_are_told_apart():
+    first = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    final = GPT_OSS.parse(f"{first}<|channel|>final<|message|>two")
+    assert (final.reasoning, final.content, final.error) == ("hm", "two", "")
+    aside = GPT_OSS.parse(f"{first}<|channel|>commentary<|message|>I shall look.<|end|>")
+    assert (aside.reasoning, aside.content, aside.error) == ("hm", "I shall look.", "")
+    beside = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|message|>{}"
+    calling = GPT_OSS.parse(first + beside)
+    assert (calling.reasoning, calling.content, len(calling.tool_calls)) == ("hm\nI look.", "", 1)
+    assert GPT_OSS.parse("two").content == "two", "a model that uses no channel has said it all the same"
+
+
+# case X2
+def test_a_thought_that_the_prompt_has_opened_ends_where_it_is_closed():
+    opened = build_tool_format("hermes", {}, opened=True)
+    call = block('{"name": "f"}')
+    assert opened.parse(f"hm {call}").tool_calls == ()
+    assert opened.parse(f"hm {call}").reasoning == f"hm {call}"
+    closed = opened.parse(f"hm {call}</think>so {call}")
+    assert (closed.reasoning, closed.content, len(closed.tool_calls)) == (f"hm {call}", "so", 1)
+
+
+def test_a_family_that_does_not_think_has_no_thoughts_taken_out():
+    parsed = build_tool_format("hermes", {}, thinks=False).parse("<think>hm</think>so")
+    assert (parsed.reasoning, parsed.content) == ("", "<think>hm</think>so")
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ("<|start|>{{ role }}<|channel|>{{ channel }}", "gpt-oss"),
+        (f"{CALLS}{CALL}", "deepseek"),
+        ("<tool_call><function={{ name }}>", "qwen3-coder"),
+        ("<tool_call>{{ call | tojson }}", "hermes"),
+        ("<|start_header_id|>{{ role }}", "llama-3"),
+        ("<|im_start|>{{ role }}", "hermes"),
+    ],
+)
+def test_a_template_tells_its_format(template, kind):
+    assert tool_format_of(template) == kind
+
+
+fragments = st.sampled_from(
+    [
+        *("<call>", "</call>", "<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"}', "get k"),
+        *("<function=f>", "</function>", "<parameter=k>", "</parameter>", '{"name": "f", "parameters": {', "}}", ";"),
+        *(CALLS, NO_CALLS, CALL, NO_CALL, SEP, "function", "\n```json\n", "\n```", "{}", "<|python_tag|>"),
+        *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "analysis", "commentary", "to=functions.f ", "to=x"),
+    ]
 )
 
 
-@given(st.lists(tags | st.text(st.characters(codec="utf-8"), max_size=6), max_size=8).map("".join))
+@settings(max_examples=300)
+@given(st.lists(fragments | st.text(st.characters(codec="utf-8"), max_size=6), max_size=10).map("".join))
 def test_whatever_is_said_is_read_and_can_be_stored(text):
-    for tool_format in (INLINE, HERMES):
-        msgspec.msgpack.encode(tool_format.parse(text))
+    for tool_format in ALL:
+        parsed = tool_format.parse(text)
+        msgspec.msgpack.encode(parsed)
+        assert not (parsed.error and parsed.tool_calls)
 
 
 json_values = st.recursive(
@@ -141,5 +301,5 @@ def test_arguments_are_read_as_written_or_refused(arguments):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ConfigError, match="known: hermes, inline"):
+    with pytest.raises(ConfigError, match="known: deepseek, gpt-oss, hermes, inline, llama-3, qwen3-coder"):
         build_tool_format("xml", {})

@@ -1,0 +1,128 @@
+"""What a Hugging Face folder says about talking to its model.
+
+Read here and nowhere else: the tokenizer, the chat template and where it may lie, names of special tokens, what ends a
+turn, and headrace's own `renderer.json`. Which renderer follows from it is decided elsewhere.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from headrace.actors.rendering.chat_template import DEFAULT_DAY
+from headrace.platform.errors import ConfigError
+
+# A template for tools comes first: agents are what headrace is for, and it serves conversations without tools as well.
+_TEMPLATE_NAMES = ("tool_use", "default")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`renderer.json`: what a folder's own files do not say. Every key is optional.
+
+    `family` names a renderer or "template"; `tool_format` and `parameters` are for the template (see
+    `build_tool_format`); `stop_tokens` end a turn; `template` chooses among named templates; `template_args` are
+    settings of the template or family, such as enable_thinking; `date` (YYYY-MM-DD) is what a prompt takes for today.
+    """
+
+    family: str = ""
+    tool_format: str = ""
+    parameters: dict[str, list[str]] = {}
+    stop_tokens: list[str] = []
+    template: str = ""
+    template_args: dict[str, Any] = {}
+    date: datetime.date = DEFAULT_DAY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFolder:
+    """A model's files, read. `template` is empty where there is none; `special_tokens` maps bos_token and the like."""
+
+    path: Path
+    tokenizer: Tokenizer
+    template: str
+    special_tokens: Mapping[str, str]
+    stop_tokens: tuple[str, ...]
+    model_type: str
+    settings: RendererSettings
+
+
+def read_model_folder(path: Path) -> ModelFolder:
+    """Read `path`.
+
+    Raises:
+        ConfigError: for a missing tokenizer or a file that cannot be read; the message names it.
+    """
+    if not (path / "tokenizer.json").is_file():
+        raise ConfigError(f"the model folder {path} has no tokenizer.json; headrace needs one to talk to the model")
+    settings = _settings(path / "renderer.json")
+    try:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the library has no type of its own for it
+        raise ConfigError(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
+    special_tokens = _special_tokens(path)
+    return ModelFolder(
+        path=path,
+        tokenizer=tokenizer,
+        template=_template(path, settings.template),
+        special_tokens=special_tokens,
+        stop_tokens=tuple(settings.stop_tokens) or _stop_tokens(path, tokenizer, special_tokens),
+        model_type=str(_read_json(path / "config.json").get("model_type", "")),
+        settings=settings,
+    )
+
+
+def _settings(path: Path) -> RendererSettings:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RendererSettings) if path.is_file() else RendererSettings()
+    except msgspec.DecodeError as error:
+        known = ", ".join(RendererSettings.__struct_fields__)
+        raise ConfigError(f"{path}: {error}; its keys are {known}") from error
+
+
+def _special_tokens(path: Path) -> dict[str, str]:
+    """Name to token. `tokenizer_config.json` wins over the older `special_tokens_map.json`."""
+    named = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+    found = {name: named.get(name) for name in _SPECIAL_TOKENS}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _stop_tokens(path: Path, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> tuple[str, ...]:
+    """The end-of-sequence token, and those that the model was tuned to end with, without repeats."""
+    ids = _read_json(path / "generation_config.json").get("eos_token_id", [])
+    named = [tokenizer.id_to_token(token_id) for token_id in (ids if isinstance(ids, list) else [ids])]
+    tokens = [special_tokens.get("eos_token"), *named]
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def _template(path: Path, name: str) -> str:
+    """The chat template's text: a file of its own, or a string, or one of several with names."""
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text()
+    for file in ("chat_template.json", "tokenizer_config.json"):
+        template = _read_json(path / file).get("chat_template")
+        if isinstance(template, list):
+            named = {each["name"]: each["template"] for each in template}
+            chosen = name or next((each for each in _TEMPLATE_NAMES if each in named), "")
+            if chosen not in named:
+                raise ConfigError(
+                    f'{path / file} has no chat template {chosen!r}; name one of {", ".join(named)} as "template"'
+                    " in renderer.json"
+                )
+            template = named[chosen]
+        if isinstance(template, str):
+            return template
+    return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a JSON object: {error}") from error
