@@ -84,7 +84,7 @@ def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
             owner=owner,
             # Only what may go otherwise next time: a fault that passes, or a grader that failed on a sound episode.
             retryable=episode.status.is_retryable or episode.fault_owner is FaultOwner.NONE,
-            reason=episode.fault or "no valid reward",
+            reason=played.cause or "the policy sampled no token",
         )
     return Submission(
         attempt_id=episode.attempt_id,

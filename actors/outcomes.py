@@ -1,41 +1,95 @@
 """What a worker tells the driver: small records of how episodes went."""
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from headrace.actors.plan import PlayedEpisode
-from headrace.platform.records.status import FaultOwner, Status
+from headrace.platform.records.evaluation import EpisodeOutcome
+from headrace.platform.records.status import FaultOwner
 
 
-class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One evaluated episode. `score` is None when it says nothing about the policy; `fault` says what broke."""
+class EnvironmentCounts(msgspec.Struct, kw_only=True):
+    """How the training episodes of one environment went, since the start.
 
-    episode_id: str
-    task_id: str
-    score: float | None
-    status: Status
-    fault_owner: FaultOwner
-    turns: int
-    sampled_tokens: int
-    duration_s: float
-    tool_s: float
-    fault: str = ""
+    `scored` episodes have a score, which `score_sum` adds up; `faults` counts the others by owner. `segments_opened`
+    counts contexts that could not be extended exactly and were begun anew (case T3).
+    """
+
+    episodes: int = 0
+    scored: int = 0
+    score_sum: float = 0.0
+    faults: dict[str, int] = {}
+    turns: int = 0
+    sampled_tokens: int = 0
+    segments_opened: int = 0
+    duration_s: float = 0.0
+
+    def add(self, played: PlayedEpisode) -> None:
+        """Count an episode."""
+        episode = played.episode
+        self.episodes += 1
+        if played.score is not None:
+            self.scored += 1
+            self.score_sum += played.score
+        if episode.fault_owner is not FaultOwner.NONE:
+            owner = episode.fault_owner.value
+            self.faults[owner] = self.faults.get(owner, 0) + 1
+        self.turns += len(episode.views)
+        self.sampled_tokens += episode.cost.sampled_tokens
+        self.segments_opened += episode.turns[-1].segment if episode.turns else 0
+        self.duration_s += episode.duration_s
+
+    def __add__(self, other: "EnvironmentCounts") -> "EnvironmentCounts":
+        faults = dict(self.faults)
+        for owner, count in other.faults.items():
+            faults[owner] = faults.get(owner, 0) + count
+        return EnvironmentCounts(
+            episodes=self.episodes + other.episodes,
+            scored=self.scored + other.scored,
+            score_sum=self.score_sum + other.score_sum,
+            faults=faults,
+            turns=self.turns + other.turns,
+            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
+            segments_opened=self.segments_opened + other.segments_opened,
+            duration_s=self.duration_s + other.duration_s,
+        )
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A worker's counts since its start: episodes by status, running ones, the last faults."""
+    """A worker's counts since its start: training episodes by status and by environment, running ones, the last
+    faults."""
 
     worker_id: str
     running: int
     statuses: dict[str, int]
     faults: tuple[str, ...]
+    environments: dict[str, EnvironmentCounts] = {}
+
+    @property
+    def segments_opened(self) -> int:
+        """Over all environments (case T3)."""
+        return sum(counts.segments_opened for counts in self.environments.values())
 
 
-def outcome_of(played: PlayedEpisode) -> EpisodeOutcome:
-    """The outcome of a played episode."""
+def total_counts(parts: Iterable[Mapping[str, EnvironmentCounts]]) -> dict[str, EnvironmentCounts]:
+    """The counts of several workers together, as copies."""
+    total: dict[str, EnvironmentCounts] = {}
+    for part in parts:
+        for name, counts in part.items():
+            total[name] = total.get(name, EnvironmentCounts()) + counts
+    return total
+
+
+def outcome_of(played: PlayedEpisode, sample: int) -> EpisodeOutcome:
+    """The outcome of an evaluated episode, the `sample`-th of its task."""
     episode = played.episode
     return EpisodeOutcome(
         episode_id=episode.episode_id,
+        environment=episode.task.environment,
         task_id=episode.task.task_id,
+        seed=episode.seed,
+        sample=sample,
         score=played.score,
         status=episode.status,
         fault_owner=episode.fault_owner,
@@ -43,5 +97,5 @@ def outcome_of(played: PlayedEpisode) -> EpisodeOutcome:
         sampled_tokens=episode.cost.sampled_tokens,
         duration_s=episode.duration_s,
         tool_s=episode.cost.tool_s,
-        fault=episode.fault,
+        fault=played.cause,
     )

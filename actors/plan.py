@@ -49,6 +49,14 @@ class PlayedEpisode:
     rewards: tuple[RewardRow, ...]
     score: float | None
 
+    @property
+    def cause(self) -> str:
+        """Why there is no score: the episode's fault, else what a grader failed with; empty where there is one."""
+        if self.score is not None:
+            return ""
+        evidence = next((row.evidence for row in self.rewards if not row.valid), "")
+        return self.episode.fault or evidence or "no valid reward"
+
 
 class AsyncScorer(Protocol):
     """A `Scorer` in its own process, under a deadline."""

@@ -5,8 +5,11 @@ from typing import Any
 
 import ray
 
-from headrace.actors.outcomes import EpisodeOutcome, WorkerStats
+from headrace.actors.outcomes import WorkerStats
+from headrace.actors.plan import PlayedEpisode
+from headrace.actors.tasks.curriculum import TaskResult
 from headrace.actors.worker import RolloutWorker
+from headrace.platform.records.evaluation import EpisodeOutcome
 
 
 class _RolloutActor:
@@ -24,9 +27,23 @@ class _RolloutActor:
         """See `RolloutWorker.stop`."""
         await self._worker.stop()
 
-    async def evaluate(self, version: int, split: str, positions: Sequence[int], index: int) -> list[EpisodeOutcome]:
+    async def evaluate(
+        self, version: int, split: str, positions: Sequence[int], index: int, samples: int = 1
+    ) -> list[EpisodeOutcome]:
         """See `RolloutWorker.evaluate`."""
-        return await self._worker.evaluate(version, split, positions, index)
+        return await self._worker.evaluate(version, split, positions, index, samples)
+
+    async def task_results(self) -> list[TaskResult]:
+        """See `RolloutWorker.task_results`."""
+        return self._worker.task_results()
+
+    async def observe(self, results: Sequence[TaskResult]) -> None:
+        """See `RolloutWorker.observe`."""
+        self._worker.observe(results)
+
+    async def recent(self, n: int) -> list[PlayedEpisode]:
+        """See `RolloutWorker.recent`."""
+        return self._worker.recent(n)
 
     async def stats(self) -> WorkerStats:
         """See `RolloutWorker.stats`."""

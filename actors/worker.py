@@ -24,20 +24,23 @@ from dataclasses import dataclass, field
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.episode import play_episode
-from headrace.actors.outcomes import EpisodeOutcome, WorkerStats, outcome_of
+from headrace.actors.outcomes import EnvironmentCounts, WorkerStats, outcome_of, total_counts
 from headrace.actors.plan import AsyncScorer, EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
+from headrace.actors.tasks.curriculum import TaskResult
 from headrace.actors.worlds import Setting, Worlds
 from headrace.platform.contracts import Renderer, TokenGenerator
 from headrace.platform.errors import ConfigError
 from headrace.platform.records.delivery import GroupTicket, Outcome, Submission, Verdict
 from headrace.platform.records.episode import Digests
+from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.ids import AttemptId
-from headrace.platform.records.status import CancelReason, Purpose, StopReason
+from headrace.platform.records.status import CancelReason, Purpose
 from headrace.platform.records.versions import VersionRef
 
 _log = logging.getLogger(__name__)
 _MAX_DELIVERY = 512
+_RECENT = 64
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,9 +59,19 @@ class WorkerSettings:
 
 
 @dataclass(slots=True)
+class _Place:
+    """What is played at one position, made when it is first asked for: everyone who plays there plays the same."""
+
+    worlds: Worlds
+    position: int
+    setting: Setting | None = None
+
+
+@dataclass(slots=True)
 class _OpenGroup:
     ticket: GroupTicket
     slots_left: int
+    place: _Place
 
 
 class RolloutWorker:
@@ -66,10 +79,11 @@ class RolloutWorker:
 
     Args:
         newest_version: the newest version that the pool can serve, None while there is none.
+        evaluation_worlds: makes the worlds of a split; asked once for each.
+        scorers: by environment, as recipes know it, for those that have one.
 
     Raises:
         ConfigError: when not even one group can be played at once.
-        scorers: by environment, for those that have one.
     """
 
     def __init__(
@@ -106,6 +120,11 @@ class RolloutWorker:
         self._statuses: Counter[str] = Counter()
         self._faults: deque[str] = deque(maxlen=8)
         self._tool_busy: deque[tuple[float, float]] = deque(maxlen=65536)
+        self._counts: dict[str, EnvironmentCounts] = {}
+        self._results: list[TaskResult] = []
+        self._recent: deque[PlayedEpisode] = deque(maxlen=_RECENT)
+        self._worlds_of_split: dict[str, Worlds] = {}
+        self._making = asyncio.Lock()
 
     async def start(self) -> None:
         """Begin to play training groups."""
@@ -147,26 +166,52 @@ class RolloutWorker:
             running=len(self._attempts),
             statuses=dict(self._statuses),
             faults=tuple(self._faults),
+            environments=total_counts([self._counts]),
         )
+
+    def task_results(self) -> list[TaskResult]:
+        """What training episodes scored since the last call; nothing unless the recipe's curriculum wants it."""
+        results, self._results = self._results, []
+        return results
+
+    def observe(self, results: Sequence[TaskResult]) -> None:
+        """Tell the curriculum what this and other workers' episodes scored. Groups that are open keep their task."""
+        if self._worlds.curriculum is not None:
+            self._worlds.curriculum.observe(results)
+
+    def recent(self, n: int) -> list[PlayedEpisode]:
+        """The last training episodes, at most `n`, the newest first."""
+        return list(self._recent)[: -n - 1 : -1]
 
     def tool_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When tools ran, as (start, end) in seconds since the epoch, for calls that ended after `since_s`."""
         return [interval for interval in self._tool_busy if interval[1] >= since_s]
 
-    async def evaluate(self, version: int, split: str, positions: Sequence[int], index: int) -> list[EpisodeOutcome]:
-        """Play the tasks at `positions` of `split` once each with `version`; evaluation number `index` of the run."""
-        worlds = self._evaluation_worlds(split)
-        places = asyncio.Semaphore(self._settings.max_episodes)
+    async def evaluate(
+        self, version: int, split: str, positions: Sequence[int], index: int, samples: int = 1
+    ) -> list[EpisodeOutcome]:
+        """Play the tasks at `positions` of `split`, `samples` times each, with `version`; position by position.
 
-        async def one(position: int) -> PlayedEpisode:
-            async with places:
-                attempt_id = AttemptId(self._settings.run, position, index, 0, Purpose.EVAL)
-                return await self._play(attempt_id, worlds, worlds.setting(position), version, time.time())
+        The s-th episode of a task is sample `index * samples + s` of its position; `EvaluationStore.claim` gives indices
+        whose numbers do not meet. The episodes of a task share its world seed and differ in what
+        they sample. Training episodes take no place from an evaluation, nor it from them.
+        """
+        if split not in self._worlds_of_split:
+            self._worlds_of_split[split] = await asyncio.to_thread(self._evaluation_worlds, split)
+        worlds = self._worlds_of_split[split]
+        free = asyncio.Semaphore(self._settings.max_episodes)
 
-        played = await asyncio.gather(*(one(position) for position in positions))
+        async def one(place: _Place, sample: int) -> PlayedEpisode:
+            async with free:
+                number = index * samples + sample
+                attempt_id = AttemptId(self._settings.run, place.position, number, 0, Purpose.EVAL)
+                return await self._play(attempt_id, worlds, await self._setting_at(place), version, time.time())
+
+        places = [_Place(worlds, position) for position in positions]
+        played = await asyncio.gather(*(one(place, sample) for place in places for sample in range(samples)))
         for start in range(0, len(played), _MAX_DELIVERY):
             await self._delivery.deliver(played[start : start + _MAX_DELIVERY])
-        return [outcome_of(each) for each in played]
+        return [outcome_of(each, number % samples) for number, each in enumerate(played)]
 
     async def play_round(self, groups: int) -> int:
         """Admit up to `groups` groups, play them and deliver them in order; returns how many were admitted.
@@ -177,12 +222,7 @@ class RolloutWorker:
         if version is None:
             return 0
         admission = await self._delivery.ledger.admit(version, self._settings.group_size, groups)
-        run = self._settings.run
-        waiting = [
-            AttemptId(run, ticket.group, sample) for ticket in admission.tickets for sample in range(ticket.size)
-        ]
-        for ticket in admission.tickets:
-            self._groups[ticket.group] = _OpenGroup(ticket, ticket.size)
+        waiting = [attempt_id for ticket in admission.tickets for attempt_id in self._open(ticket)]
         while waiting:
             played = await asyncio.gather(*(self._play_attempt(attempt_id) for attempt_id in waiting))
             waiting = await self._deliver(played)
@@ -222,7 +262,7 @@ class RolloutWorker:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _open(self, ticket: GroupTicket) -> list[AttemptId]:
-        self._groups[ticket.group] = _OpenGroup(ticket, ticket.size)
+        self._groups[ticket.group] = _OpenGroup(ticket, ticket.size, _Place(self._worlds, ticket.group))
         return [AttemptId(self._settings.run, ticket.group, sample) for sample in range(ticket.size)]
 
     def _spawn(self, attempt_id: AttemptId) -> None:
@@ -240,13 +280,33 @@ class RolloutWorker:
         self._finished.put_nowait(await self._play_attempt(attempt_id))
 
     async def _play_attempt(self, attempt_id: AttemptId) -> PlayedEpisode:
-        ticket = self._groups[attempt_id.group].ticket
-        setting = self._worlds.setting(attempt_id.group)
+        group = self._groups[attempt_id.group]
+        setting, ticket = await self._setting_at(group.place), group.ticket
         played = await self._play(attempt_id, self._worlds, setting, ticket.version, ticket.dispatched_s)
-        self._statuses[played.episode.status] += 1
-        if played.episode.stop_reason is StopReason.FAULT:
-            self._faults.append(f"{attempt_id}: {played.episode.fault}")
+        self._count(played)
         return played
+
+    async def _setting_at(self, place: _Place) -> Setting:
+        """Made in the order of asking; a user's code may take its time, so it does that in a thread."""
+        if place.setting is None:
+            async with self._making:
+                if place.setting is None and place.worlds.may_block(place.position):
+                    place.setting = await asyncio.to_thread(place.worlds.made_setting, place.position)
+                elif place.setting is None:
+                    place.setting = place.worlds.made_setting(place.position)
+        return place.setting
+
+    def _count(self, played: PlayedEpisode) -> None:
+        episode, environment = played.episode, played.episode.task.environment
+        self._statuses[episode.status] += 1
+        if played.score is None:
+            self._faults.append(f"{episode.attempt_id}: {played.cause}")
+        self._counts.setdefault(environment, EnvironmentCounts()).add(played)
+        self._recent.append(played)
+        curriculum = self._worlds.curriculum
+        if curriculum is not None and played.score is not None:
+            group = episode.dispatch_sequence
+            self._results.append(TaskResult(environment, curriculum.key(episode.task), played.score, group))
 
     async def _play(
         self, attempt_id: AttemptId, worlds: Worlds, setting: Setting, version: int, dispatched_s: float
@@ -266,9 +326,11 @@ class RolloutWorker:
             dispatched_s=dispatched_s,
             worker_id=settings.worker_id,
         )
-        environment = worlds.async_environment(config)
+        environment = worlds.session(setting)
         began = time.time()
-        played = await play_episode(plan, environment, self._renderer, self._generator, self._scorers.get(config.name))
+        played = await play_episode(
+            plan, environment, self._renderer, self._generator, self._scorers.get(config.known_as)
+        )
         for turn in played.episode.turns:
             if turn.tool_calls:
                 self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))

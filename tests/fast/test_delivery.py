@@ -108,7 +108,8 @@ async def test_what_has_no_reward_is_a_failure_and_tried_again_if_it_may_pass(tm
     delivery = await opened(tmp_path)
     ((_, reply),) = await delivery.deliver([await played(world=world)])
     ((submission,),) = delivery.ledger.calls
-    assert (submission.outcome, submission.owner, submission.reason) == (Outcome.FAILED, owner, reason)
+    assert (submission.outcome, submission.owner) == (Outcome.FAILED, owner)
+    assert submission.reason.endswith(reason)
     assert (submission.payload, submission.score, reply.verdict) == (b"", 0.0, verdict)
     assert reply.next_attempt == (1 if verdict is Verdict.RETRY else 0)
     stats = await delivery.ledger.stats()

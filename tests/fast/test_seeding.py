@@ -1,9 +1,10 @@
 """Independent streams from names."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.platform.seeding import derive_seed, nth_seed
+from headrace.platform.seeding import FIRST_SPLIT_SEED, derive_seed, nth_seed, split_seed
 
 parts = st.lists(
     st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\x1f")), min_size=1, max_size=4
@@ -47,3 +48,23 @@ def test_the_seeds_of_a_stream_differ_and_lie_everywhere():
 def test_streams_of_neighbours_do_not_meet():
     streams = [{nth_seed(derive_seed("episode", n), index) for index in range(64)} for n in range(64)]
     assert len(set.union(*streams)) == 64 * 64
+
+
+# case V2
+@given(parts, parts)
+def test_splits_never_have_a_seed_of_one_another(one, other):
+    seeds = [split_seed("train", *one), split_seed("dev", *other), split_seed("hidden", *one)]
+    assert [seed >> 61 for seed in seeds] == [1, 2, 3]
+    assert all(FIRST_SPLIT_SEED <= seed < 2**63 for seed in seeds)
+    assert [seed >> 31 >> 30 for seed in seeds] == [1, 2, 3], "also what is left of them in 32 bits"
+
+
+def test_the_seeds_of_a_split_differ_and_are_for_ever():
+    seeds = [split_seed("dev", "task", n) for n in range(5000)]
+    assert len(set(seeds)) == 5000
+    assert [seed % 1000 for seed in seeds[:4]] == [289, 498, 363, 185]
+
+
+def test_there_are_three_splits():
+    with pytest.raises(ValueError, match="no split 'test'; known: train, dev, hidden"):
+        split_seed("test", 1)

@@ -1,13 +1,15 @@
 """What a group plays, and how its world is built."""
 
+import json
 from collections import Counter
 
 import pytest
 from episode_kit import World, make_plan, play, says
 
 from headrace.actors.environments.registry import ENVIRONMENTS, EnvironmentKind
+from headrace.actors.tasks.generated import nth_of_range
 from headrace.actors.worlds import Worlds
-from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config import CurriculumConfig, EnvironmentConfig, TasksConfig
 from headrace.platform.errors import ConfigError, NotFound
 from headrace.platform.records import Status, Task
 from headrace.platform.testing.fakes.tasks import ListTasks
@@ -52,10 +54,84 @@ def test_args_reach_their_own_part():
 @pytest.mark.usefixtures("counter_kind")
 def test_environments_are_mixed_by_weight():
     worlds = Worlds(BOTH, "train", 0)
-    settings = [worlds.setting(group) for group in range(400)]
-    counts = Counter(setting.config.name for setting in settings)
-    assert 250 < counts["lookup"] < 350
+    settings = [worlds.setting(group) for group in range(1000)]
+    assert Counter(setting.config.name for setting in settings) == {"lookup": 750, "counter": 250}
     assert all(setting.task.environment == setting.config.name for setting in settings)
+
+
+@pytest.mark.usefixtures("counter_kind")
+def test_a_uniform_curriculum_gives_every_environment_the_same_share():
+    worlds = Worlds(BOTH, "train", 0, CurriculumConfig(kind="uniform"))
+    assert Counter(worlds.setting(group).config.name for group in range(1000)) == {"lookup": 500, "counter": 500}
+
+
+@pytest.mark.usefixtures("counter_kind")
+def test_every_task_of_an_environment_comes_once_an_epoch_also_in_a_mixture():
+    worlds = Worlds(BOTH, "train", 0)
+    ids = [s.task.task_id for group in range(1000) if (s := worlds.setting(group)).config.name == "counter"]
+    assert len(ids) == 250
+    assert all(len(set(ids[start : start + 5])) == 5 for start in range(0, 250, 5))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.usefixtures("counter_kind")
+def test_tasks_of_the_recipe_replace_those_of_the_environment(tmp_path):
+    tasks = TasksConfig(source=write(tmp_path / "rows.jsonl", [{"n": n} for n in range(100, 140)]))
+    setting = Worlds([EnvironmentConfig(name="counter", tasks=tasks)], "train", 0).setting(0)
+    assert setting.task.data["n"] >= 100
+    assert setting.task.environment == "counter"
+
+
+@pytest.mark.usefixtures("counter_kind")
+def test_one_environment_twice_under_two_names(tmp_path):
+    """Tasks bear the name by which the recipe knows their environment."""
+    own = [{"n": n} for n in range(40)]
+    configs = [
+        EnvironmentConfig(name="counter"),
+        EnvironmentConfig(name="counter", alias="mine", tasks=TasksConfig(source=write(tmp_path / "rows.jsonl", own))),
+        EnvironmentConfig(name="lookup", alias="chains", args={"hops": [2]}),
+    ]
+    worlds = Worlds(configs, "train", 0)
+    settings = [worlds.setting(group) for group in range(60)]
+    assert {setting.task.environment for setting in settings} == {"counter", "mine", "chains"}
+    assert all(setting.task.environment == setting.config.known_as for setting in settings)
+
+
+def test_an_environment_without_tasks_asks_for_some(monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, "bare", EnvironmentKind(environment=lambda args: World()))
+    with pytest.raises(ConfigError, match=r"bare brings no tasks; .*tasks: \{source: \./tasks\.jsonl\}"):
+        Worlds([EnvironmentConfig(name="bare")], "train", 0)
+
+
+CODE = """
+def some(seed):
+    if seed % 4 == 3:
+        return {"n": 1 / 0}
+    return {"n": seed}
+"""
+
+
+async def test_a_task_that_cannot_be_made_is_a_fault_of_its_group(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, "bare", EnvironmentKind(environment=lambda args: World()))
+    (tmp_path / "make.py").write_text(CODE)
+    seeds = {"train": (4, 7 + 1), "dev": (8, 9), "hidden": (9, 10)}
+    tasks = TasksConfig(source=f"{tmp_path}/make.py:some", seeds=seeds)
+    seed = next(n for n in range(99) if nth_of_range((4, 8), n, "train", 0) != 7)
+    monkeypatch.setattr("headrace.actors.tasks.generated._CHECKED_SEEDS", 0)
+    worlds = Worlds([EnvironmentConfig(name="bare", tasks=tasks)], "train", seed)
+    settings = [worlds.made_setting(group) for group in range(4)]
+    (bad,) = [setting for setting in settings if setting.error]
+    assert all(worlds.may_block(group) for group in range(4))
+    assert (bad.task.environment, bad.task.split) == ("bare", "train")
+    played = await play(worlds.session(bad), says([65]), plan=make_plan(bad.task))
+    assert (played.episode.status, played.episode.fault_owner, played.score) == (Status.ENV_BUG, "environment", None)
+    assert "make.py:4 in some: ZeroDivisionError: division by zero (generator some, seed 7)" in played.episode.fault
+    good = next(setting for setting in settings if not setting.error)
+    assert (await play(worlds.session(good), says([65]), plan=make_plan(good.task))).score == 1.0
 
 
 @pytest.mark.usefixtures("counter_kind")
@@ -91,4 +167,5 @@ async def test_a_world_that_cannot_be_built_is_a_fault_of_its_episode(monkeypatc
     worlds = Worlds([EnvironmentConfig(name="flaky")], "train", 0)
     played = await play(worlds.async_environment(worlds.setting(0).config), says([65]), plan=make_plan())
     assert (played.episode.status, played.score) == (Status.ENV_BUG, None)
-    assert (played.episode.environment, played.episode.fault) == ("flaky", "OSError: no more sandboxes")
+    assert played.episode.environment == "flaky"
+    assert played.episode.fault.endswith(" in build: OSError: no more sandboxes")

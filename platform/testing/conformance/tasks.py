@@ -58,6 +58,30 @@ async def splits_are_disjoint(context: TaskContext) -> None:
                 assert not seeds, f"{one} and {other} share seeds, such as {sorted(seeds)[:3]}"
 
 
+async def seeds_are_apart(context: TaskContext) -> None:
+    """Every task has a seed, also after many, and no split ever has one of another (case V2)."""
+    owners: dict[int, str] = {}
+    for split in context.splits:
+        source = context.make(split)
+        for position in (0, 1_000, 1_000_000):
+            source.restore(position)
+            for task in source.next(_MANY):
+                assert task.seed > 0, f"task {task.task_id} of {split} has no seed; give it one that is above 0"
+                other = owners.setdefault(task.seed, split)
+                assert other == split, f"{other} and {split} share the seed {task.seed}"
+
+
+async def an_id_names_one_task(context: TaskContext) -> None:
+    """Results are counted and compared by id: one that comes again, as in the next epoch, is the same task."""
+    known: dict[str, Task] = {}
+    for split in context.splits:
+        for task in context.make(split).next(4 * _MANY):
+            first = known.setdefault(task.task_id, task)
+            assert (first.data, first.version) == (task.data, task.version), (
+                f"the id {task.task_id!r} names two tasks: {first.data!r} and {task.data!r}"
+            )
+
+
 async def tasks_say_where_they_belong(context: TaskContext) -> None:
     """Each has an id, its environment and the split that it is from."""
     for split in context.splits:
@@ -82,6 +106,8 @@ TASK_SUITE: dict[str, Callable[[TaskContext], Awaitable[None]]] = {
         position_decides,
         state_is_a_position,
         splits_are_disjoint,
+        seeds_are_apart,
+        an_id_names_one_task,
         tasks_say_where_they_belong,
         tasks_survive_the_wire,
     )
