@@ -1,6 +1,7 @@
 """How an episode ended, and whose fault it was: decisions without effects."""
 
 from headrace.actors.deadline import Deadline
+from headrace.actors.frames import described, message_of
 from headrace.actors.plan import Ending
 from headrace.actors.text import well_formed_text
 from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault
@@ -38,13 +39,13 @@ def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Endin
     """
     waiting_for = deadline.waiting_for
     owner = FaultOwner.INFRASTRUCTURE if waiting_for == "generation" else FaultOwner.ENVIRONMENT
-    fault = well_formed_text(f"{type(error).__name__}: {error}")
     if isinstance(error, TimeoutError) and not isinstance(error, DeadlineExceeded):
         if deadline.budget_is_spent and has_acted:
             return Ending(StopReason.MAX_SECONDS, Status.BUDGET_EXHAUSTED)
         return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, f"{waiting_for} outran its deadline")
     if isinstance(error, EngineError):
         owner = FaultOwner.INFRASTRUCTURE
+    fault = well_formed_text(_cause(error, owner))
     if (
         owner is FaultOwner.INFRASTRUCTURE
         or isinstance(error, DeadlineExceeded)
@@ -52,3 +53,10 @@ def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Endin
     ):
         return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, fault)
     return Ending(StopReason.FAULT, Status.ENV_BUG, owner, fault)
+
+
+def _cause(error: BaseException, owner: FaultOwner) -> str:
+    """What to tell people: an error of an environment names the file and line of whoever wrote it."""
+    if owner is FaultOwner.ENVIRONMENT:
+        return described(error)
+    return f"{type(error).__name__}: {message_of(error)}"

@@ -28,7 +28,7 @@ from headrace.actors.environments.adapter import AsyncEnvironment
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
 from headrace.actors.text import well_formed
-from headrace.platform.contracts import Renderer, TokenGenerator
+from headrace.platform.contracts import ParsedMessage, Renderer, TokenGenerator
 from headrace.platform.errors import EngineError, EnvironmentFault
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.generation import GenerationRequest
@@ -95,9 +95,11 @@ async def _converse(
     """The turn loop."""
     deadline.allow("reset", began, plan.reset_deadline_s)
     observation = await environment.reset(plan.task, plan.seed)
-    context = Context(renderer, environment.tools())
+    tools = environment.tools()
+    context = Context(renderer, tools)
     messages = well_formed(observation.messages)
     recorder.prompt(messages, observation, context.open(messages))
+    stops = renderer.stop_token_ids
     dice = plan.attempt_id  # without the run's name: the same recipe and seed sample the same again
     stream = derive_seed(plan.seed, dice.purpose, dice.group, dice.sample, dice.attempt)
     while True:
@@ -128,6 +130,8 @@ async def _converse(
         if not token_ids:
             raise EngineError(f"the engine sampled no token ({generation.finish_reason})")
         said = renderer.parse(token_ids)
+        if said.error and not tools:  # where there is nothing to call, what looks like a call is an answer
+            said = ParsedMessage(renderer.decode(token_ids[:-1] if token_ids[-1] in stops else token_ids))
         view = context.view(len(recorder.turns))
         recorder.sampled(request, generation, said, view, started - began, sampled - began)
         message = Message(_ASSISTANT, said.content, said.reasoning, said.tool_calls)
@@ -143,7 +147,7 @@ async def _converse(
         context.said(message, generation.token_ids)
         if messages := well_formed(answer.messages):
             # What was sampled decides, not what the engine calls it: the context must close every turn (T6).
-            ended = token_ids[-1] in renderer.stop_token_ids
+            ended = token_ids[-1] in stops
             bridge = context.observed(messages, ended, len(recorder.turns))
             recorder.observation(messages, answer, bridge, context.segment)
         if (ending := ending_of(answer)) is not None:

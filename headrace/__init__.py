@@ -24,6 +24,17 @@ _EXPORTS = {
     "Scorer": "headrace.platform.contracts",
     "Renderer": "headrace.platform.contracts",
     "HeadraceError": "headrace.platform.errors",
+    "EnvironmentFault": "headrace.platform.errors",
+    "ConfigError": "headrace.platform.errors",
+    "Role": "headrace.platform.records",
+    "ToolCall": "headrace.platform.records",
+    "hash_value": "headrace.platform.hashing",
+    "SingleTurn": "headrace.actors.environments.doors.single_turn",
+    "ToolUse": "headrace.actors.environments.doors.tool_use",
+    "Session": "headrace.actors.environments.doors.session",
+    "ToolError": "headrace.actors.environments.doors.session",
+    "ReplayedEnvironment": "headrace.actors.environments.base",
+    "EnvironmentKind": "headrace.actors.environments.kind",
 }
 
 __all__ = ["__version__", *_EXPORTS]

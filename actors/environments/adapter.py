@@ -1,20 +1,19 @@
-"""Plain environments beside async ones: everything that an episode touches is async.
+"""Foreign environments as an episode wants them: everything async, and every answer checked where it was given.
 
 A plain method runs in a thread, so that one that blocks holds up its own session only (case E11). Calls of one session
 never overlap: the episode awaits each, and what it stopped waiting for keeps the next one waiting.
 """
 
-import asyncio
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
+from headrace.actors.environments.answers import checked_observation, checked_step, checked_tools
+from headrace.actors.environments.base import ReplayedEnvironment
+from headrace.actors.environments.off_loop import OffLoop
 from headrace.platform.contracts import Environment
 from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolSpec
-
-T = TypeVar("T")
 
 
 class AsyncEnvironment(Protocol):
@@ -37,47 +36,39 @@ class AsyncEnvironment(Protocol):
 
 
 def as_async(environment: Environment, executor: ThreadPoolExecutor) -> AsyncEnvironment:
-    """`environment` itself when it is async throughout, else a wrapper that runs its plain methods in `executor`."""
+    """`environment` itself when it is one of headrace's own and async throughout, else a wrapper around it.
+
+    Whatever is plain in it runs in `executor`.
+    """
+    if isinstance(environment, ReplayedEnvironment):
+        environment.use_threads(executor)
     methods = (environment.reset, environment.step, environment.close)
-    if all(inspect.iscoroutinefunction(method) for method in methods):
+    is_own = type(environment).__module__.startswith("headrace.")
+    if is_own and all(inspect.iscoroutinefunction(method) for method in methods):
         return cast(AsyncEnvironment, environment)
-    return _ThreadedEnvironment(environment, executor)
+    return _AdaptedEnvironment(environment, executor)
 
 
-class _ThreadedEnvironment:
+class _AdaptedEnvironment:
     def __init__(self, environment: Environment, executor: ThreadPoolExecutor) -> None:
         self._environment = environment
-        self._executor = executor
-        # A call that nobody waits for any more still runs in its thread; the next one, `close`, comes after it.
-        self._busy = threading.Lock()
+        self._off_loop = OffLoop(executor)
         self.name = environment.name
         self.version = environment.version
 
     def tools(self) -> Sequence[ToolSpec]:
-        return self._environment.tools()
+        return checked_tools(self._environment.tools(), self._environment.tools)
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        return await self._call(self._environment.reset, task, seed)
+        reset = self._environment.reset
+        return checked_observation(await self._off_loop.call(reset, task, seed), reset)
 
     async def step(self, message: Message, key: str) -> StepResult:
-        return await self._call(self._environment.step, message, key)
+        step = self._environment.step
+        return checked_step(await self._off_loop.call(step, message, key), step)
 
     async def close(self) -> None:
-        await self._call(self._environment.close)
-
-    async def _call(self, method: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-        if inspect.iscoroutinefunction(method):
-            return await cast(Awaitable[T], method(*args))
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._executor, self._blocking, method, *args)
-        return await answer if inspect.isawaitable(answer) else cast(T, answer)
-
-    def _blocking(self, method: Callable[..., Any], *args: Any) -> Any:
-        with self._busy:
-            try:
-                return method(*args)
-            except StopIteration as error:  # a future cannot carry it: its waiter would wait for ever
-                raise RuntimeError(f"{self.name} raised StopIteration") from error
+        await self._off_loop.call(self._environment.close)
 
 
 class UnbuiltEnvironment:

@@ -1,42 +1,38 @@
-"""Environments by name: what a recipe's `environments: [{name: …}]` finds."""
+"""Environments by name: what a recipe's `environments: [{name: …}]` finds.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+A name is one of headrace's own, an object in a file or module (`./file.py:Name`), `reasoning_gym:NAME`, or an entry
+point `headrace.environments` of an installed package. Nothing is loaded before its name is asked for.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from headrace.actors.environments.arguments import check_args
+from headrace.actors.environments.guess import GuessEnvironment, GuessTasks
+from headrace.actors.environments.kind import Door, EnvironmentKind, Origin, Trace
 from headrace.actors.environments.lookup import LookupEnvironment, LookupTasks, demonstrations, tokenizer_files
-from headrace.platform.contracts import Environment, Renderer, TaskSource
-from headrace.platform.errors import ConfigError, NotFound
+from headrace.actors.frames import described
+from headrace.actors.targets import is_target, load_target, target_digest
+from headrace.platform.contracts import Renderer
+from headrace.platform.errors import ConfigError, HeadraceError, NotFound
 
-Trace = tuple[list[int], list[int]]
+__all__ = ["ENTRY_POINTS", "ENVIRONMENTS", "EnvironmentKind", "environment_kind"]
 
+ENTRY_POINTS = "headrace.environments"
+"""The group of entry points under which an installed package offers environments."""
 
-@dataclass(kw_only=True, slots=True)
-class EnvironmentKind:
-    """How one kind of environment is built.
-
-    `environment` and `tasks` take the recipe's `args`, each what it knows; `demonstrations` gives SFT traces and
-    `tokenizer_files` the tokenizer of the tiny model, for environments that bring their own.
-    """
-
-    environment: Callable[[dict[str, Any]], Environment]
-    tasks: Callable[[str, int, dict[str, Any]], TaskSource]
-    demonstrations: Callable[[Renderer, int, float, dict[str, Any]], Iterator[Trace]] | None = None
-    tokenizer_files: Callable[[], dict[str, bytes]] | None = None
+_GYM = "reasoning_gym:"
+_LOOKUP_ARGS = ("hops", "latency_s")
 
 
 def _take(args: dict[str, Any], known: Sequence[str], all_known: Sequence[str], name: str) -> dict[str, Any]:
     """The entries of `args` named in `known`; anything not in `all_known` is an error that names the nearest."""
-    for key in args:
-        if key not in all_known:
-            near = get_close_matches(key, all_known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(all_known)}"
-            raise ConfigError(f"environments.{name}.args has no key {key!r}{hint}")
+    check_args(args, all_known, name)
     return {key: args[key] for key in known if key in args}
-
-
-_LOOKUP_ARGS = ("hops", "latency_s")
 
 
 def _lookup_tasks(split: str, seed: int, args: dict[str, Any]) -> LookupTasks:
@@ -54,18 +50,74 @@ ENVIRONMENTS: dict[str, EnvironmentKind] = {
         demonstrations=_lookup_traces,
         tokenizer_files=tokenizer_files,
     ),
+    "guess": EnvironmentKind(
+        environment=lambda args: GuessEnvironment(**_take(args, ("turns",), ("turns",), "guess")),
+        tasks=lambda split, seed, args: GuessTasks(split, seed),
+    ),
 }
 
 
 def environment_kind(name: str) -> EnvironmentKind:
-    """The kind registered under `name`.
+    """The kind that `name` stands for.
 
     Raises:
         NotFound: with the nearest known name.
+        ConfigError: it cannot be loaded, or is no environment; names the user's file and line.
     """
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
-    near = get_close_matches(name, ENVIRONMENTS, n=1)
+    if name.startswith(_GYM):
+        from headrace.actors.tasks.reasoning_gym import reasoning_gym_kind
+
+        return reasoning_gym_kind(name.removeprefix(_GYM))
+    if is_target(name):
+        return _target_kind(name)
+    offered = entry_points(group=ENTRY_POINTS)
+    if found := [each for each in offered if each.name == name]:
+        return _entry_point_kind(name, found)
+    if name.endswith(".py"):
+        raise NotFound(f"{name!r} names a file; say which object in it is the environment: {name}:NAME")
+    known = [*ENVIRONMENTS, *offered.names]
+    near = get_close_matches(name, known, n=1)
     raise NotFound(
-        f"no environment {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(ENVIRONMENTS)}")
+        f"no environment {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     )
+
+
+def _target_kind(target: str) -> EnvironmentKind:
+    """What a user's object stands for. Raises ConfigError."""
+    value, origin = load_target(target)
+    if isinstance(value, EnvironmentKind):
+        kind = value
+    elif inspect.isclass(value):
+        from headrace.actors.environments.doors.environment_class import class_kind
+
+        kind = class_kind(value, origin)
+    elif isinstance(value, Door):
+        kind = _of_door(value, origin)
+    else:
+        raise ConfigError(
+            f"{origin.target} is {value!r:.80}, which is no environment; expected a headrace.SingleTurn, a"
+            " headrace.ToolUse, a class that implements headrace.Environment, or a headrace.EnvironmentKind"
+        )
+    return kind if kind.digest else dataclasses.replace(kind, digest=target_digest(origin.target))
+
+
+def _of_door(door: Door, origin: Origin) -> EnvironmentKind:
+    try:
+        return door.environment_kind(origin)
+    except HeadraceError:
+        raise
+    except Exception as error:  # a door of somebody's own is foreign code
+        raise ConfigError(described(error)) from error
+
+
+def _entry_point_kind(name: str, found: Sequence[EntryPoint]) -> EnvironmentKind:
+    """What an installed package offers under `name`. Raises ConfigError that names the package."""
+    packages = [each.dist.name if each.dist else "an unknown package" for each in found]
+    if len(found) > 1:
+        raise ConfigError(f"{' and '.join(packages)} both offer an environment {name!r}; name its target instead")
+    try:
+        return _target_kind(found[0].value)
+    except ConfigError as error:
+        raise ConfigError(f"environment {name!r} of the package {packages[0]}: {error}") from error

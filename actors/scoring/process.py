@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from headrace.actors.scoring.worker import LENGTH, ScoreReply, ScoreRequest, Setup
+from headrace.actors.targets import is_target, target_digest, target_label
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.codec import episode_codec
@@ -33,7 +34,7 @@ class ScorerProcess:
     """Scores one episode at a time; further ones wait their turn, and their deadline begins when it comes.
 
     Args:
-        kind: what `build_scorer` takes: a built-in name, or `module:attribute`.
+        kind: what `build_scorer` takes: a name, or a target in a file or module.
         args: the scorer's arguments; plain data.
         deadline_s: how long one episode may take.
         start_deadline_s: how long the process may take to come up.
@@ -43,7 +44,7 @@ class ScorerProcess:
         self, kind: str, args: Mapping[str, Any], *, deadline_s: float = 10.0, start_deadline_s: float = 60.0
     ) -> None:
         self._kind, self._args = kind, dict(args)
-        self.version = f"{kind}-{digest_value(self._args)[:12]}"
+        self.version = _version(kind, self._args)
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
@@ -71,7 +72,7 @@ class ScorerProcess:
                 reply = await self._exchange(request, self._deadline_s, "scorer")
             except _ScorerLost as error:
                 return _invalid(str(error))
-        return _invalid(f"scorer raised {reply.error}") if reply.error else reply.components
+        return _invalid(f"scorer raised: {reply.error}") if reply.error else reply.components
 
     async def close(self) -> None:
         """End the process; safe to call twice. A score in progress is ended with it."""
@@ -137,6 +138,13 @@ async def _converse(process: asyncio.subprocess.Process, frame: msgspec.Struct) 
     if length > _REPLY_LIMIT:
         raise msgspec.DecodeError(f"a reply of {length} bytes")
     return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=ScoreReply)
+
+
+def _version(kind: str, args: Mapping[str, Any]) -> str:
+    """Changes with the arguments, and with the file that a target lies in; not with the folder of that file."""
+    if not is_target(kind):
+        return f"{kind}-{digest_value(args)[:12]}"
+    return f"{target_label(kind)}-{digest_value([args, target_digest(kind)])[:12]}"
 
 
 def _invalid(evidence: str) -> tuple[RewardComponent, ...]:

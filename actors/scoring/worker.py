@@ -14,8 +14,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from headrace.actors.frames import described
 from headrace.actors.scoring.registry import build_scorer
 from headrace.platform.contracts import Scorer
+from headrace.platform.errors import ConfigError
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.message import RewardComponent, Task
 
@@ -55,8 +57,8 @@ def main() -> None:
     _die_with(setup.parent_pid)
     try:
         scorer = build_scorer(setup.kind, setup.args)
-    except Exception as error:  # a scorer is foreign code: whatever it raises is an answer
-        _send(replies, ScoreReply(error=_described(error)))
+    except (Exception, SystemExit) as error:  # a scorer is foreign code: whatever it raises is an answer
+        _send(replies, ScoreReply(error=_explained(error)))
         return
     _send(replies, ScoreReply())
     while (request := _receive(sys.stdin.buffer, ScoreRequest)) is not None:
@@ -71,13 +73,15 @@ def _score(scorer: Scorer, request: ScoreRequest) -> ScoreReply:
                 raise TypeError(f"the scorer returned {type(component).__name__}, not RewardComponent")
             if not math.isfinite(component.value):
                 raise ValueError(f"the scorer returned the value {component.value}")
-    except Exception as error:  # the same boundary
-        return ScoreReply(error=_described(error))
+    except (Exception, SystemExit) as error:  # the same boundary
+        return ScoreReply(error=_explained(error))
     return ScoreReply(components)
 
 
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _explained(error: BaseException) -> str:
+    """`sums.py:7 in reward: KeyError: 'answer'`. What headrace found wrong names its place itself."""
+    text = described(error)
+    return text.removeprefix(f"{type(error).__name__}: ") if isinstance(error, ConfigError) else text
 
 
 def _die_with(parent_pid: int) -> None:

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from episode_kit import DONE, World, ends, goes_on, make_plan, play, says
+from episode_kit import DONE, ends, goes_on, make_plan, play, says
 
 from headrace.actors.environments.adapter import UnbuiltEnvironment, as_async
 from headrace.actors.environments.lookup import LookupEnvironment
@@ -176,4 +176,3 @@ async def test_an_unbuilt_world_says_why_and_closes():
 async def test_a_wrapped_world_keeps_its_name(executor):
     wrapped = as_async(Plain(), executor)
     assert (wrapped.name, wrapped.version, wrapped.tools()) == ("plain", "1", ())
-    assert isinstance(as_async(World(), executor), World)

@@ -1,11 +1,13 @@
 """Snapshots by re-execution, for a world that is only `_reset` and `_step`."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.platform.errors import EnvironmentFault
 from headrace.platform.hashing import hash_value
-from headrace.platform.records import Message, Observation, Role, StepResult, Task
+from headrace.platform.records import Message, Observation, Role, Status, StepResult, Task
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE, EnvironmentContext
 
 TASK = Task("t", "ledger", {"limit": 4})
@@ -133,3 +135,53 @@ async def test_a_reset_begins_a_new_past():
     await world.reset(TASK, 1)
     await world.step(say("b"), "k0")
     assert world.said == (await world.clone()).said == [1, "b"]
+
+
+class Plain(ReplayedEnvironment):
+    """Plain methods, no constructor chain, no `_fresh`."""
+
+    name, version = "plain", "1"
+
+    def __init__(self, first, *, step=1):
+        self.first, self.step_size = first, step
+
+    def tools(self):
+        return ()
+
+    def _reset(self, task, seed):
+        self._task = self._seed = self._log = self._ended = self._results = None  # names of its own
+        self.at = self.first + seed
+        return Observation((Message(Role.USER, "count"),), hash_value(self.at))
+
+    def _step(self, message):
+        if message.tool_calls:
+            wrong = (Message(Role.TOOL, "there are no tools"),)
+            return StepResult(wrong, status=Status.MODEL_INVALID_ACTION, state_hash=hash_value(self.at))
+        self.at += self.step_size
+        return StepResult(
+            (Message(Role.USER, str(self.at)),), terminated=self.at > self.first + 6, state_hash=hash_value(self.at)
+        )
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT_SUITE)
+async def test_a_plain_world_conforms_and_is_made_anew_with_its_arguments(name):
+    script = [say(text) for text in "abc"]
+    await ENVIRONMENT_SUITE[name](
+        EnvironmentContext(make=lambda: Plain(5, step=3), task=TASK, script=script, effect=say("a"))
+    )
+
+
+def test_arguments_are_refused_where_there_is_no_constructor():
+    class Bare(Plain):
+        __init__ = ReplayedEnvironment.__init__
+
+    with pytest.raises(TypeError):
+        Bare(5)
+
+
+async def test_a_clone_uses_the_same_threads():
+    with ThreadPoolExecutor(1) as executor:
+        world = Plain(5)
+        world.use_threads(executor)
+        await world.reset(TASK, 0)
+        assert (await world.clone())._off_loop.executor is executor

@@ -39,6 +39,7 @@ from headrace.platform.records import (
     StepResult,
     StopReason,
     Task,
+    ToolSpec,
 )
 from headrace.platform.testing.fakes.engine import ScriptedEngine
 from headrace.platform.testing.fakes.environment import ScriptedEnvironment
@@ -315,9 +316,16 @@ async def test_two_attempts_of_a_slot_sample_other_numbers_in_the_same_world():
     assert worlds[0].resets == worlds[1].resets == [(first.task, first.seed)]
 
 
+class ToolWorld(World):
+    """One that offers a tool."""
+
+    def tools(self):
+        return (ToolSpec("add"),)
+
+
 # case X1: mistakes of the model
 async def test_a_call_that_cannot_be_read_never_reaches_the_world():
-    world = World()
+    world = ToolWorld()
     played = await play(world, says([CALL, *b'{"name": "add"', END], DONE))
     opening, said, told, _ = played.episode.turns
     assert [message.content for message in world.messages] == ["done"]
@@ -325,6 +333,18 @@ async def test_a_call_that_cannot_be_read_never_reaches_the_world():
     assert (told.role, told.status) == (Role.TOOL, Status.MODEL_INVALID_ACTION)
     assert "a call is" in told.content
     assert said.state_hash == opening.state_hash
+    assert played.score == 1.0
+
+
+async def test_where_there_is_no_tool_what_looks_like_a_call_is_an_answer():
+    world = World()
+    played = await play(world, says([CALL, *b'{"name": "add"', END]))
+    _, said = played.episode.turns
+    (message,) = world.messages
+    assert message.content.endswith('{"name": "add"')
+    assert not message.tool_calls
+    assert said.status is Status.OK
+    assert said.content == message.content
     assert played.score == 1.0
 
 

@@ -19,6 +19,17 @@ PUBLIC = [
     "Scorer",
     "Renderer",
     "HeadraceError",
+    "EnvironmentFault",
+    "ConfigError",
+    "Role",
+    "ToolCall",
+    "hash_value",
+    "SingleTurn",
+    "ToolUse",
+    "Session",
+    "ToolError",
+    "ReplayedEnvironment",
+    "EnvironmentKind",
 ]
 
 

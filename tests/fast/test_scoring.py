@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import sys
 import time
 
@@ -89,13 +90,25 @@ def test_a_task_that_cannot_be_judged_raises(kind, data):
         ("exakt", {}, "did you mean 'exact'"),
         ("zzz", {}, "known: exact, numeric, regex"),
         ("numeric", {"tolerance": 1}, "absolute, relative"),
-        ("no_such_module:X", {}, "does not import"),
-        (f"{__name__}:Missing", {}, "does not import"),
+        ("no_such_module:X", {}, "there is no module 'no_such_module'"),
+        (f"{__name__}:Scriptd", {}, "did you mean 'Scripted'"),
+        (f"{__name__}:NoScorer", {}, "lacks score, score_group, version"),
+        (f"{__name__}:Scripted", {"strict": True}, "its arguments: none"),
+        (f"{__name__}:KIND", {}, "expected a reward function"),
+        (f"{__name__}:half", {"digits": 1}, "half has no parameter 'digits'"),
     ],
 )
 def test_wrong_configuration_is_named(kind, args, message):
     with pytest.raises(ConfigError, match=message):
         build_scorer(kind, args)
+
+
+class NoScorer:
+    """Lacks everything."""
+
+
+def half(completion, share=0.5):
+    return share * len(completion)
 
 
 class Scripted:
@@ -146,7 +159,8 @@ async def test_a_raise_a_time_out_and_a_true_zero_are_three_things():
         raised, late, zero = [await do(process, what) for what in ("raise", "loop", "value")]
     finally:
         await process.close()
-    assert (raised.valid, raised.evidence) == (False, "scorer raised RuntimeError: no grader today")
+    assert not raised.valid
+    assert re.fullmatch(r"scorer raised: test_scoring\.py:\d+ in score: RuntimeError: no grader today", raised.evidence)
     assert (late.valid, late.evidence) == (False, "scorer timed out after 1 s")
     assert (zero.valid, zero.value, zero.evidence) == (True, 0.0, "test-run.t0.0.0")
     assert process.restarts == 1
@@ -165,11 +179,11 @@ async def test_one_process_serves_many_episodes_and_a_dead_one_is_replaced(proce
 
 async def test_what_is_not_a_reward_is_not_one(process):
     nan = await do(process, "nan")
-    assert (nan.valid, nan.evidence) == (False, "scorer raised ValueError: the scorer returned the value nan")
+    assert (nan.valid, nan.evidence) == (False, "scorer raised: ValueError: the scorer returned the value nan")
     text = await do(process, "text")
     assert (text.valid, text.evidence) == (
         False,
-        "scorer raised TypeError: the scorer returned str, not RewardComponent",
+        "scorer raised: TypeError: the scorer returned str, not RewardComponent",
     )
 
 
@@ -213,3 +227,47 @@ async def test_close_ends_the_process(process):
         except ProcessLookupError:
             return
     pytest.fail("the scorer's process outlived close()")
+
+
+async def test_a_plain_function_grades_in_a_process_of_its_own(tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "import os\n"
+        "from helpers import right\n"
+        "def reward(completion, answer, share=1.0):\n"
+        "    return share * right(completion, answer)\n"
+    )
+    (tmp_path / "helpers.py").write_text("def right(a, b):\n    return {'true': 1, 'false': 0}[str(a == b).lower()]\n")
+    process = ScorerProcess(f"{tmp_path}/rewards.py:reward", {"share": 0.5})
+    try:
+        (right,) = await process.score(Task("t", "e", {"answer": "4"}), answered("4"))
+        (wrong,) = await process.score(Task("t", "e", {"answer": "4"}), answered("5"))
+        (raised,) = await process.score(Task("t", "e", {}), answered("5"))
+    finally:
+        await process.close()
+    assert (right.valid, right.value, wrong.valid, wrong.value) == (True, 0.5, True, 0.0)
+    assert not raised.valid
+    assert "rewards.py:3: reward takes 'answer', but there is only completion, messages" in raised.evidence
+
+
+async def test_a_function_that_does_not_load_names_its_line(tmp_path):
+    (tmp_path / "rewards.py").write_text("\nreward = compliment\n")
+    process = ScorerProcess(f"{tmp_path}/rewards.py:reward", {})
+    try:
+        (component,) = await process.score(Task("t", "e"), answered("5"))
+        with pytest.raises(ConfigError, match=r"rewards\.py:2: NameError: name 'compliment'"):
+            await process.start()
+    finally:
+        await process.close()
+    assert not component.valid
+    assert "rewards.py:2: NameError" in component.evidence
+
+
+def test_the_version_of_a_function_follows_its_file_and_not_its_folder(tmp_path):
+    versions = []
+    for folder, text in (("a", "x = 1"), ("b", "x = 1"), ("c", "x = 2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rewards.py").write_text(text)
+        versions.append(ScorerProcess(f"{tmp_path}/{folder}/rewards.py:reward", {}).version)
+    assert versions[0] == versions[1] != versions[2]
+    assert versions[0].startswith("rewards.py:reward-")
+    assert ScorerProcess(f"{tmp_path}/a/rewards.py:reward", {"share": 1}).version != versions[0]

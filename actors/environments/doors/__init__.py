@@ -1,0 +1,1 @@
+"""Doors for environment authors: a data set and a reward, functions as tools, a class of one's own."""

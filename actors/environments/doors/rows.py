@@ -1,0 +1,46 @@
+"""What both doors do with their rows: make tasks of them, and find a wrong column before anything starts."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.actors.environments.kind import Origin
+from headrace.platform.contracts import TaskSource
+from headrace.platform.errors import ConfigError
+
+
+def row_tasks(
+    rows: Any, origin: Origin, name: str, check_row: Callable[[Mapping[str, Any]], None]
+) -> Callable[[str, int, dict[str, Any]], TaskSource]:
+    """`EnvironmentKind.tasks` over rows.
+
+    Args:
+        rows: what `headrace.actors.tasks.rows_tasks` takes; paths are relative to the file of `origin`.
+        name: the environment's.
+        check_row: raises ValueError for a row that cannot be played. It sees the first row, unless a generator makes
+            them: then the first episode does.
+    """
+
+    def tasks(split: str, seed: int, args: dict[str, Any]) -> TaskSource:
+        from headrace.actors.tasks import rows_tasks
+
+        refuse_args(args, name)
+        source = rows_tasks(rows, split, seed, name, origin.file.parent)
+        if split == "train" and not callable(rows):
+            start = source.state
+            (first,) = source.next(1)
+            source.restore(start)
+            try:
+                check_row(first.data)
+            except ConfigError:
+                raise
+            except ValueError as error:
+                raise ConfigError(f"{origin.file.name}: {name}: {error}") from None
+        return source
+
+    return tasks
+
+
+def refuse_args(args: Mapping[str, Any], name: str) -> None:
+    """A door is configured where it is made. Raises ConfigError."""
+    if args:
+        raise ConfigError(f"environments.{name}.args: {name} takes no args, but {', '.join(args)} is given")

@@ -1,0 +1,163 @@
+"""A plain function as a scorer: filled by name, checked in what it returns."""
+
+import numpy as np
+import pytest
+
+from headrace.actors.scoring.reward_function import RewardScorer
+from headrace.platform.errors import ConfigError
+from headrace.platform.records import Message, RewardComponent, RewardKind, Role, Task
+from headrace.platform.records.turn import ToolCallRecord
+from headrace.platform.testing.conformance.scorer import SCORER_SUITE, ScorerContext
+from headrace.platform.testing.episodes import make_episode, plain_turn, policy_turn
+
+TASK = Task("t", "e", {"question": "2+2?", "answer": "4"})
+
+
+def answered(text, *before):
+    return make_episode((plain_turn(Role.USER, "2+2?"), *before, policy_turn(text)))
+
+
+def value(reward, text="4", task=TASK, **options):
+    (component,) = RewardScorer(reward, **options).score(task, answered(text))
+    assert component.valid
+    assert component.kind is RewardKind.OUTCOME
+    return component.value
+
+
+def exact(completion: str, answer: str) -> bool:
+    return completion.strip() == answer
+
+
+@pytest.mark.parametrize("name", SCORER_SUITE)
+async def test_it_conforms(name):
+    context = ScorerContext(make=lambda: RewardScorer(exact), task=TASK, good=answered("4"), bad=answered("5"))
+    await SCORER_SUITE[name](context)
+
+
+def test_parameters_are_filled_by_name():
+    def reward(completion, messages, task, episode, question, answer, scale, bonus=1):
+        assert (task["answer"], question) == ("4", "2+2?")
+        assert messages == [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+        return scale * (completion == answer) + bonus + len(episode.turns)
+
+    assert value(reward, args={"scale": 10}) == 13
+
+
+def test_keyword_only_and_all_columns():
+    assert value(lambda *, completion: len(completion)) == 1
+    assert value(lambda **columns: len(columns)) == 2
+    assert value(lambda completion, **columns: columns["answer"] == completion) == 1
+
+
+def test_async_functions_are_awaited():
+    async def reward(completion):
+        return len(completion)
+
+    scorer = RewardScorer(reward)
+    assert [scorer.score(TASK, answered(text))[0].value for text in ("ab", "abc")] == [2, 3]
+    scorer.close()
+
+
+# case E3
+def test_only_the_models_last_words_are_its_answer():
+    def reward(completion):
+        return completion == "4"
+
+    told = plain_turn(Role.TOOL, "4")
+    assert value(reward, "I looked it up") == 0
+    (silent,) = RewardScorer(reward).score(TASK, make_episode((told,)))
+    (after,) = RewardScorer(reward).score(TASK, make_episode((policy_turn("4"), told)))
+    (before,) = RewardScorer(reward).score(TASK, answered("hm", policy_turn("4"), told))
+    assert (silent.value, after.value, before.value) == (0, 1, 0)
+
+
+def test_thoughts_are_no_part_of_the_answer_and_an_empty_one_is_an_answer():
+    turn = policy_turn("", reasoning="it is 4")
+    (component,) = RewardScorer(lambda completion: completion == "").score(TASK, make_episode((turn,)))
+    assert (component.valid, component.value) == (True, 1)
+
+
+def test_the_conversation_shows_calls_and_openings():
+    call = ToolCallRecord(index=0, call_id="c1", name="add", arguments={"a": 1})
+    episode = make_episode(
+        (
+            plain_turn(Role.USER, "be brief\n2+2?"),
+            policy_turn("", tool_calls=(call,)),
+            plain_turn(Role.TOOL, "4", tool_call_id="c1"),
+            policy_turn("4"),
+        )
+    )
+    seen = []
+
+    def reward(messages):
+        seen.extend(messages)
+        return 0
+
+    opening = (Message(Role.SYSTEM, "be brief"), Message(Role.USER, "2+2?"))
+    RewardScorer(reward, opening=lambda row: opening).score(TASK, episode)
+    assert seen == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "2+2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "name": "add", "arguments": {"a": 1}}],
+        },
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "4"},
+    ]
+
+
+@pytest.mark.parametrize("given", [True, 1, 0.5, np.float32(0.5), np.bool_(True), np.int64(3)])
+def test_numbers_are_rewards(given):
+    assert value(lambda: given) == float(given)
+
+
+def test_components_are_rewards():
+    parts = [RewardComponent(RewardKind.OUTCOME, 1.0), RewardComponent(RewardKind.FORMAT, 0.5)]
+    assert RewardScorer(lambda: parts).score(TASK, answered("4")) == tuple(parts)
+
+
+# case E1
+@pytest.mark.parametrize("given", [None, "1", [], [1.0], {"outcome": 1}, float("nan"), float("inf")])
+def test_what_is_no_reward_raises_and_names_the_function(given):
+    def reward(completion):
+        return given
+
+    line = reward.__code__.co_firstlineno
+    with pytest.raises((TypeError, ValueError), match=rf"^test_reward_function\.py:{line}: reward returned "):
+        RewardScorer(reward).score(TASK, answered("4"))
+
+
+def test_a_parameter_that_nothing_fills_is_named_with_what_there_is():
+    def reward(completion, anwser):
+        return 0
+
+    scorer = RewardScorer(reward)
+    message = r"reward takes 'anwser', but there is only completion, messages, task, episode, question, answer; did you"
+    with pytest.raises(ConfigError, match=message):
+        scorer.check_columns(TASK.data)
+    with pytest.raises(ConfigError, match=message):
+        scorer.score(TASK, answered("4"))
+
+
+@pytest.mark.parametrize(
+    ("reward", "args", "message"),
+    [
+        (5, {}, "reward must be a function, not 5"),
+        (dict, {}, "reward must be a function"),
+        (lambda *texts: 0, {}, r"takes \*texts, which has no name"),
+        (lambda completion, /: 0, {}, "has no name"),
+        (lambda completion: 0, {"scale": 1}, "has no parameter 'scale'; it takes completion"),
+        (lambda completion: 0, {"completion": 1}, "'completion' is filled by headrace"),
+    ],
+)
+def test_functions_that_cannot_be_called_by_name_are_refused(reward, args, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardScorer(reward, args)
+
+
+def test_the_version_names_the_function_and_its_file():
+    assert RewardScorer(exact).version == RewardScorer(exact).version
+    assert RewardScorer(exact).version.startswith("exact-")
+    assert RewardScorer(exact).version != RewardScorer(test_async_functions_are_awaited).version
