@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from headrace.serving.kv_slots import SlotCache
+from headrace.serving.masks import MaskPlan
 from headrace.serving.sampling import I64
 from headrace.serving.slot_table import SlotTable
 
@@ -44,7 +45,8 @@ class ModelRunner:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._cache = SlotCache(table.positions)
-        self._last_only: dict[str, int] | None = None
+        self._masks: MaskPlan | None = None
+        self._last_only: dict[str, int] = {}
 
     def logits(self, model: nn.Module, rows: npt.NDArray[Any]) -> F32:
         """Logits [B, V] for the token after each row's position; everything up to there is cached afterwards."""
@@ -75,15 +77,16 @@ class ModelRunner:
             at[padding] = 0
             writes[padding] = 0
         look = int(positions.max()) + 1
-        if self._last_only is None:
-            has_it = "logits_to_keep" in inspect.signature(model.forward).parameters
-            self._last_only = {"logits_to_keep": 1} if has_it else {}
+        if self._masks is None:
+            self._masks = MaskPlan(model, self._table.positions)
+            if "logits_to_keep" in inspect.signature(model.forward).parameters:
+                self._last_only = {"logits_to_keep": 1}
         with torch.inference_mode():
             self._cache.aim(torch.from_numpy(slots), torch.from_numpy(writes.reshape(-1)), look)
             where = torch.from_numpy(at)
             output = model(
                 input_ids=torch.from_numpy(self._table.ids[slots[:, None], at].astype(np.int64)),
-                attention_mask=torch.arange(look) <= where[:, None, :, None],
+                attention_mask=self._masks.build(where, look),
                 position_ids=where,
                 past_key_values=self._cache,
                 use_cache=True,

@@ -5,7 +5,6 @@ is one whose cache and mask the engine can supply. Whatever is wrong is an Engin
 """
 
 import copy
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from headrace.platform.errors import EngineError
+from headrace.serving.support import check_family, check_numbers, needs_eager
 
 _NOT_ARCHITECTURE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 
@@ -51,7 +51,8 @@ class ModelLoader:
             model = _copy_with_weights(sibling, Path(path) / "model.safetensors") if sibling is not None else None
             if model is None:
                 model = _from_pretrained(path)
-                _check_supported(model, self._max_positions)
+                check_family(model, self._max_positions)
+                check_numbers(model)
         except EngineError:
             raise
         except Exception as error:  # the boundary to files that anyone may have written
@@ -65,7 +66,6 @@ def _from_pretrained(path: str) -> nn.Module:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=torch.float32,
-        attn_implementation="sdpa",
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,
@@ -76,7 +76,9 @@ def _from_pretrained(path: str) -> nn.Module:
     for fault in ("missing_keys", "mismatched_keys"):
         if report.get(fault):
             raise EngineError(f"{path} has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))[:5]}")
-    return model
+    if needs_eager(model.config):
+        loaded[0].set_attn_implementation("eager")
+    return model.eval()
 
 
 def _copy_with_weights(sibling: nn.Module, file: Path) -> nn.Module | None:
@@ -96,19 +98,3 @@ def _copy_with_weights(sibling: nn.Module, file: Path) -> nn.Module | None:
                 raise EngineError(f"{file}: {name} is {tuple(loaded.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(loaded)
     return model
-
-
-def _check_supported(model: nn.Module, max_positions: int) -> None:
-    config: Any = model.config
-    name = type(model).__name__
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise EngineError(f"{name} takes no position_ids, so requests of different lengths cannot share a batch")
-    limit = getattr(config, "max_position_embeddings", None) or max_positions
-    if max_positions > limit:
-        raise EngineError(f"max_positions={max_positions} is more than the {limit} positions of this {name}")
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if layer_types - {"full_attention", "sliding_attention"}:
-        raise EngineError(f"{name} has layers of kind {sorted(layer_types)}; the torch engine runs full attention")
-    if (not layer_types or "sliding_attention" in layer_types) and window is not None and window < max_positions:
-        raise EngineError(f"{name} looks back {window} positions only; set max_positions to {window} or less")

@@ -9,7 +9,8 @@
 It consumes committed versions and waits for the next one, for at most `poll_s`; whoever commits unblocks it. Retiring
 waits for nobody: only versions without sessions go.
 
-Owns which versions its engine holds. Invariants: it loads the newest committed version and never one in between (P22);
+Owns which versions its engine holds. Invariants: it loads the newest committed version and, of those in between, only
+one that somebody holds it to (P22);
 a load that fails leaves the engine on what it had, and is tried again (case S4); every control call has a deadline.
 `follow` ends when it is cancelled or the engine is dead, and for no other reason.
 """
@@ -57,6 +58,8 @@ class Replica:
         self.failures = 0
         """Control calls that failed since the start."""
         self.last_failure = ""
+        self.held: set[int] = set()
+        """Versions to keep, and to load where they are missing, whatever is newer: an evaluation samples from them."""
         self._name = name
         self._control_deadline_s = control_deadline_s
         self._poll_s, self._retry_s = poll_s, retry_s
@@ -79,6 +82,8 @@ class Replica:
             wanted = await self._next_version(registry, failed)
             if wanted is not None:
                 failed = None if await self._take_up(registry, wanted) else wanted
+            for missing in sorted(self.held.difference(self.engine.versions())):
+                await self._take_up(registry, missing)
             await self._retire(keep_versions)
             if tuple(self.engine.versions()) != before:
                 on_change()
@@ -111,7 +116,7 @@ class Replica:
 
     async def _retire(self, keep_versions: int) -> None:
         for version in list(self.engine.versions())[:-keep_versions]:
-            if self.engine.sessions(version) == 0:
+            if version not in self.held and self.engine.sessions(version) == 0:
                 try:
                     await self._within(f"retiring version {version}", self.engine.retire(version))
                 except DeadlineExceeded as error:

@@ -20,6 +20,14 @@ class _ReplicaActor:
         """See `ReplicaService.stats`."""
         return self._service.stats()
 
+    async def hold(self, version: int) -> None:
+        """See `ReplicaService.hold`."""
+        self._service.hold(version)
+
+    async def let_go(self, version: int) -> None:
+        """See `ReplicaService.let_go`."""
+        self._service.let_go(version)
+
     async def busy_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """See `ReplicaService.busy_intervals`."""
         return self._service.busy_intervals(since_s)

@@ -71,6 +71,14 @@ class ReplicaService:
             load_failures=self._replica.failures,
         )
 
+    def hold(self, version: int) -> None:
+        """Keep `version` loaded until `let_go`, and load it if it is not."""
+        self._replica.held.add(version)
+
+    def let_go(self, version: int) -> None:
+        """`version` may go when it is old."""
+        self._replica.held.discard(version)
+
     def busy_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When the engine computed, as (start, end) in seconds since the epoch."""
         return self._engine.busy_intervals(since_s)

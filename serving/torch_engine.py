@@ -97,6 +97,7 @@ class TorchEngine:
         self._loading = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
         self._dead = ""
+        self._vocabulary = 0
         self._busy = BusyIntervals(time.time)
         self._busy_s = 0.0
         self._sampled_tokens = 0
@@ -166,6 +167,8 @@ class TorchEngine:
             else:
                 model = await asyncio.to_thread(self._loader.load, path, sibling)
             self._check_alive()
+            config: Any = model.config
+            self._vocabulary = int(config.get_text_config(decoder=True).vocab_size)
             self._scheduler.open(ref)
             self._manifests[ref.number] = manifest
             self._models[ref.number] = model
@@ -303,10 +306,8 @@ class TorchEngine:
             raise VersionUnavailable(f"engine {self._replica} does not hold version {version}: {self.versions()}")
         if len(ids) == 0 or request.sampling.max_new_tokens < 1:
             raise EngineError(f"generation {request.key} has an empty context or may sample no token")
-        config: Any = self._models[version].config
-        vocabulary: int = config.vocab_size
-        if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-            raise EngineError(f"generation {request.key} has a token id outside 0..{vocabulary - 1}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
+            raise EngineError(f"generation {request.key} has a token id outside 0..{self._vocabulary - 1}")
 
     def _no_room(self) -> Generation:
         nothing = np.zeros(0, np.float32)

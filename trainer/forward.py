@@ -63,6 +63,8 @@ class TokenLogprobs:
         model = self._model
         if model.get_output_embeddings() is None or model.base_model is model:
             return False
+        if getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None):
+            return False  # small logits hardly show the cap; trained ones do
         device = next(model.parameters()).device
         probe = torch.arange(PROBE_TOKENS, device=device)[None] % int(model.config.get_text_config().vocab_size)
         full = model(input_ids=probe, use_cache=False).logits

@@ -55,11 +55,17 @@ def build_tiny_llama(
 
 
 def load_folder(folder: str | Path) -> Any:
-    """The causal language model of a Hugging Face folder, in fp32 and evaluation mode. Touches no network."""
+    """The causal language model of a Hugging Face folder, in fp32 and evaluation mode. Touches no network.
+
+    Attention whose scores are capped (Gemma 2) is computed step by step: the fused kernels of torch leave the cap out.
+    """
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_pretrained
-    return make(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = make(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True).eval()
+    if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    return model
 
 
 def save_folder(model: torch.nn.Module, folder: str | Path, tokenizer: Mapping[str, bytes]) -> None:
