@@ -1,1 +1,1 @@
-"""Measuring a policy from stored episodes and their rewards."""
+"""Measuring a policy, and comparing two measurements, from the outcomes of evaluated episodes."""

@@ -1,29 +1,22 @@
-"""What a set of episodes says about a policy.
+"""What an evaluation says about a policy: the one summary for the command line and for evaluation while training.
 
-An episode without a valid outcome reward says nothing about success: it is left out there and counted apart (cases E1
-and E15). Episodes of one task are not independent, so intervals resample tasks, not episodes.
+An episode without a valid score says nothing about the policy: it is left out of every share and counted apart (cases
+E1 and E15). A task is (environment, task id) where intervals are concerned; the samples of one task under one seed are
+its trials where pass@k and pass^k are.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from math import comb
 
 import msgspec
 import numpy as np
 
-from headrace.platform.records.episode import Episode
-from headrace.platform.records.status import FaultOwner, RewardKind
-from headrace.platform.records.tables import RewardRow
+from headrace.platform.evaluation.interval import Interval, bootstrap
+from headrace.platform.records.evaluation import EpisodeOutcome, Evaluation
+from headrace.platform.records.status import FaultOwner
 
-_RESAMPLES = 1000
-_SUCCESS_AT = 1.0
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """A mean with its 95 % percentile bootstrap interval. It has no width where all tasks agree."""
-
-    mean: float
-    low: float
-    high: float
+_SUCCESS_AT = 1.0 - 1e-9  # a sum of components may miss 1 by rounding
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -33,80 +26,126 @@ class Percentiles(msgspec.Struct, frozen=True):
     p99_s: float
 
 
-class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures. What was not measured is None, never 0.
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of some episodes. What was not measured is None, or absent from a map, never 0.
 
-    `success` is the share of scored episodes that succeeded; `pass_at_1` is the same with every task weighing alike,
-    however often it was played. `errors` counts episodes by fault owner, `statuses` by status.
+    `success` is the share of scored episodes whose score is 1 or more, `mean_score` their mean score. `pass_at[k]` is
+    the chance that one of k trials succeeds, `pass_hat[k]` (pass^k) that all k do, both meaned over tasks with at least
+    k scored trials. `tool_s` is the time in tools per episode, over episodes that used one. `errors` counts episodes by
+    fault owner, `statuses` by status; `fault` is the first one.
     """
 
+    tasks: int
     episodes: int
     scored: int
-    unscored: int
     success: Interval | None
-    pass_at_1: float | None
+    mean_score: Interval | None
+    pass_at: dict[int, float]
+    pass_hat: dict[int, float]
     episode_s: Percentiles | None
     tool_s: Percentiles | None
+    turns: float | None
+    sampled_tokens: float | None
     errors: dict[str, int]
     statuses: dict[str, int]
+    fault: str = ""
+
+    @property
+    def unscored(self) -> int:
+        """Episodes that say nothing about the policy."""
+        return self.episodes - self.scored
 
 
-def summarize(episodes: Sequence[Episode], rewards: Mapping[str, Sequence[RewardRow]], seed: int) -> EvaluationSummary:
-    """The summary of `episodes`; `rewards` by episode id as `RewardTable.by_episode` gives them.
+class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of all episodes, and of each environment's."""
 
-    Args:
-        seed: decides the resampling of the bootstrap and nothing else.
-    """
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        outcome = outcome_of(episode, rewards.get(episode.episode_id, ()))
-        if outcome is not None:
-            by_task[episode.task.task_id].append(float(outcome >= _SUCCESS_AT))
-    scored = sum(len(values) for values in by_task.values())
-    tasks = list(by_task.values())
+    overall: Figures
+    environments: dict[str, Figures]
+
+
+def summarize(evaluation: Evaluation, seed: int = 0) -> EvaluationSummary:
+    """The summary of an evaluation; `seed` decides the resampling of the bootstrap and nothing else."""
+    by_environment: dict[str, list[EpisodeOutcome]] = defaultdict(list)
+    for outcome in evaluation.outcomes:
+        by_environment[outcome.environment].append(outcome)
     return EvaluationSummary(
-        episodes=len(episodes),
-        scored=scored,
-        unscored=len(episodes) - scored,
-        success=bootstrap(tasks, seed) if tasks else None,
-        pass_at_1=float(np.mean([np.mean(values) for values in tasks])) if tasks else None,
-        episode_s=_percentiles([episode.duration_s for episode in episodes]),
-        tool_s=_percentiles(
-            [call.end_s - call.start_s for e in episodes for turn in e.turns for call in turn.tool_calls]
-        ),
-        errors=_counted([e.fault_owner for e in episodes if e.fault_owner is not FaultOwner.NONE]),
-        statuses=_counted([episode.status for episode in episodes]),
+        overall=_figures(evaluation.outcomes, evaluation.samples, seed),
+        environments={
+            name: _figures(outcomes, evaluation.samples, seed) for name, outcomes in sorted(by_environment.items())
+        },
     )
 
 
-def outcome_of(episode: Episode, rows: Sequence[RewardRow]) -> float | None:
-    """The sum of the episode's outcome rewards, or None where it has none or one of them is not valid."""
-    values = [row.value for row in rows if row.kind is RewardKind.OUTCOME]
-    if not values or episode.status.is_error:
-        return None
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def pass_at_k(trials: int, successes: int, k: int) -> float:
+    """The chance that at least one of k trials of a task succeeds, unbiased, from `successes` of `trials`.
 
-
-def bootstrap(clusters: Sequence[Sequence[float]], seed: int) -> Interval:
-    """The mean over all values, and its percentile interval when whole clusters are drawn with replacement.
-
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3.
-
-    Raises:
-        ValueError: for no clusters, or an empty one.
+    Chen et al., Evaluating Large Language Models Trained on Code, 2021, equation 1. Raises ValueError for k > trials.
     """
-    if not clusters or not all(clusters):
-        raise ValueError("a bootstrap needs at least one value in every cluster")
-    sums = np.array([sum(values) for values in clusters])
-    sizes = np.array([len(values) for values in clusters])
-    random = np.random.default_rng(seed)
-    means = np.empty(_RESAMPLES)
-    for resample in range(_RESAMPLES):
-        drawn = random.integers(0, len(sums), len(sums))
-        means[resample] = sums[drawn].sum() / sizes[drawn].sum()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(sums.sum() / sizes.sum()), float(low), float(high))
+    _check_k(trials, successes, k)
+    return 1.0 - comb(trials - successes, k) / comb(trials, k)
+
+
+def pass_hat_k(trials: int, successes: int, k: int) -> float:
+    """pass^k: the chance that all of k trials of a task succeed, unbiased, from `successes` of `trials`.
+
+    Yao et al., tau-bench, 2024, section 4. Raises ValueError for k > trials.
+    """
+    _check_k(trials, successes, k)
+    return comb(successes, k) / comb(trials, k)
+
+
+def is_success(score: float) -> bool:
+    """Whether a score counts as success."""
+    return score >= _SUCCESS_AT
+
+
+def _check_k(trials: int, successes: int, k: int) -> None:
+    if not (1 <= k <= trials and 0 <= successes <= trials):
+        raise ValueError(f"{k} of {trials} trials with {successes} successes: need 1 <= k <= trials")
+
+
+def _figures(outcomes: Sequence[EpisodeOutcome], samples: int, seed: int) -> Figures:
+    scores: dict[tuple[str, str], list[float]] = defaultdict(list)
+    trials: dict[tuple[str, str, int], list[bool]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.score is not None:
+            scores[outcome.environment, outcome.task_id].append(outcome.score)
+            trials[outcome.environment, outcome.task_id, outcome.seed].append(is_success(outcome.score))
+    clusters = list(scores.values())
+    successes = [[float(is_success(score)) for score in cluster] for cluster in clusters]
+    counts = [(len(each), sum(each)) for each in trials.values()]
+    return Figures(
+        tasks=len({(outcome.environment, outcome.task_id) for outcome in outcomes}),
+        episodes=len(outcomes),
+        scored=sum(map(len, clusters)),
+        success=bootstrap(successes, seed) if clusters else None,
+        mean_score=bootstrap(clusters, seed) if clusters else None,
+        pass_at=_over_tasks(pass_at_k, counts, samples),
+        pass_hat=_over_tasks(pass_hat_k, counts, samples),
+        episode_s=_percentiles([outcome.duration_s for outcome in outcomes]),
+        tool_s=_percentiles([outcome.tool_s for outcome in outcomes if outcome.tool_s > 0]),
+        turns=_mean([outcome.turns for outcome in outcomes]),
+        sampled_tokens=_mean([outcome.sampled_tokens for outcome in outcomes]),
+        errors=_counted([each.fault_owner for each in outcomes if each.fault_owner is not FaultOwner.NONE]),
+        statuses=_counted([outcome.status for outcome in outcomes]),
+        fault=next((outcome.fault for outcome in outcomes if outcome.fault), ""),
+    )
+
+
+def _over_tasks(
+    estimator: Callable[[int, int, int], float], counts: Sequence[tuple[int, int]], most: int
+) -> dict[int, float]:
+    """The mean of an estimator over tasks with enough trials, for every k up to `most` for which there are any."""
+    means: dict[int, float] = {}
+    for k in range(1, most + 1):
+        values = [estimator(trials, successes, k) for trials, successes in counts if trials >= k]
+        if values:
+            means[k] = sum(values) / len(values)
+    return means
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _percentiles(seconds: Sequence[float]) -> Percentiles | None:

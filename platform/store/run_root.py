@@ -20,11 +20,12 @@ FOLDERS = (
     "receipts",
     "versions",
     "checkpoints",
+    "evaluations",
     "queue",
     "logs",
     "figures",
 )
-_CONFIG, _SUMMARY, _METRICS = "config.yaml", "summary.json", "metrics.jsonl"
+_CONFIG, _SUMMARY, _METRICS, _BEST = "config.yaml", "summary.json", "metrics.jsonl", "best.json"
 
 
 class RunRoot:
@@ -119,6 +120,21 @@ class RunRoot:
         """
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         write_atomic(self._fs, f"{self._path}/{_SUMMARY}", text.encode())
+
+    def write_best(self, best: Mapping[str, Any]) -> None:
+        """Replace `best.json`, which names the version with the best evaluation."""
+        write_atomic(self._fs, f"{self._path}/{_BEST}", (json.dumps(best, allow_nan=False) + "\n").encode())
+
+    def read_best(self) -> dict[str, Any]:
+        """What `write_best` wrote.
+
+        Raises:
+            NotFound: when no version has been evaluated yet.
+        """
+        try:
+            return dict(json.loads(self._fs.cat_file(f"{self._path}/{_BEST}")))
+        except FileNotFoundError:
+            raise NotFound(f"the run {self.name!r} has no {_BEST}: none of its versions has been evaluated") from None
 
     def read_summary(self) -> dict[str, Any]:
         """What `write_summary` wrote.
