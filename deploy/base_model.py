@@ -1,27 +1,30 @@
 """The model that reinforcement learning starts from: a given folder, or supervised stages run here and cached.
 
-The cache key is a hash of everything that the result depends on: recipe, seed, code, torch. A finished folder appears
-by rename, so what is there is whole; a second run starts where reinforcement learning does.
+The cache key is a hash of everything that the result depends on: recipe, seed, data files, the user's own code, ours,
+torch. A finished folder appears by rename, so what is there is whole; a second run starts where reinforcement learning
+does. Where the traces of a stage come from is told in demonstrations/.
 """
 
 import asyncio
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.actors.environments.registry import EnvironmentKind, environment_kind
+from headrace.actors.demonstrations.chats import chat_texts, read_chats
+from headrace.actors.environments.registry import environment_kind
 from headrace.actors.rendering import load_renderer
-from headrace.deploy.context import POLICY_ID
+from headrace.deploy.checks import check_model
+from headrace.deploy.demonstrations.inputs import file_digest, stage_inputs
+from headrace.deploy.model_folder import model_fingerprint, resolve_model_folder
 from headrace.deploy.source_digest import code_digest
-from headrace.platform.config import RunConfig
-from headrace.platform.errors import ConfigError, RunFailed
+from headrace.platform.config import RunConfig, TinyLlamaConfig
+from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
-from headrace.platform.records.versions import VersionManifest, VersionRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class SftStep:
-    """Progress of a stage; `success` is None between measurements."""
+    """Progress of a stage; `success` is None between measurements. `SftProgress` for parts that load no torch."""
 
     stage: str
     step: int
@@ -53,10 +56,13 @@ def cache_folder(config: RunConfig) -> Path:
     key = digest_value(
         {
             "model": config.model.model_dump(mode="json"),
+            "files": model_fingerprint(config.model),
             "stages": [stage.model_dump(mode="json") for stage in sft.stages] if sft else [],
             "environments": [environment.model_dump(mode="json") for environment in config.environments],
             "seed": config.seed,
-            "code": code_digest("actors", "serving", "trainer"),
+            "inputs": stage_inputs(config),
+            "code": code_digest("actors", "serving", "trainer", "deploy/demonstrations"),
+            "vocabularies": file_digest(Path(__file__).with_name("vocabulary.py")),
             "torch": str(torch.__version__),
         }
     )
@@ -74,84 +80,79 @@ def prepare_base_model(
         folder: where to write instead of the cache, for `headrace sft --out`.
 
     Raises:
-        ConfigError: the environment has no demonstrations, or no vocabulary for a tiny model.
+        ConfigError: the environment has no demonstrations, or no vocabulary for a tiny model, or the model's files
+            cannot be used.
         RunFailed: a stage's gate was not reached.
     """
-    if config.sft is None and config.model.path:
-        return BaseModel(Path(config.model.path), cached=True)
+    if config.sft is None and config.model.tiny_llama is None:
+        ready = resolve_model_folder(config.model)
+        check_model(config)  # what has just been prepared was not there to be checked before
+        return BaseModel(ready, cached=True)
     target = folder or cache_folder(config)
     if (target / "stages.json").is_file():
         return BaseModel(target, cached=True, stages=tuple(json.loads((target / "stages.json").read_text())))
+    with whole_folder(target) as working:
+        stages = _run_stages(config, working, on_progress)
+        (working / "stages.json").write_text(json.dumps(stages))
+    return BaseModel(target, cached=False, stages=tuple(stages))
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` when the block ends without an error, and else vanishes. Where somebody
+    was faster, theirs stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(prefix=target.name, dir=target.parent))
     try:
-        stages = _run_stages(config, working, on_progress)
-        (working / "stages.json").write_text(json.dumps(stages))
+        yield working
         working.chmod(0o755)
         if not target.exists():
             working.rename(target)
     finally:
         shutil.rmtree(working, ignore_errors=True)
-    return BaseModel(target, cached=False, stages=tuple(stages))
 
 
 def _run_stages(config: RunConfig, folder: Path, on_progress: Callable[[SftStep], None]) -> list[dict[str, Any]]:
-    import numpy as np
     import torch
     import transformers
 
+    from headrace.deploy.demonstrations.sources import stage_demonstrations
+    from headrace.deploy.demonstrations.training import longest_trace, train_stage
+    from headrace.deploy.measured_success import measured_success
     from headrace.trainer.model import save_folder
-    from headrace.trainer.sft import SftProgress, SftTrace, run_stage
 
     # A bar per measurement would hide the run's own progress.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind = environment_kind(config.environments[0].name)
-    model, tokenizer = _initial_model(config, kind)
+    model, tokenizer = _initial_model(config)
     save_folder(model, folder, tokenizer)
     renderer = load_renderer(folder)
     results: list[dict[str, Any]] = []
     for stage in config.sft.stages if config.sft else ():
         torch.set_num_threads(config.sft.threads if config.sft else 1)
-        if kind.demonstrations is None:
-            raise ConfigError(
-                f"environment {config.environments[0].name!r} has no demonstrations to imitate; drop `sft`"
-            )
-        pairs = kind.demonstrations(renderer, config.seed, stage.guess_share, config.environments[0].args)
-        traces: Iterator[SftTrace] = (
-            SftTrace(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8)) for ids, mask in pairs
-        )
+        shown = stage_demonstrations(config, stage, renderer, longest_trace(model, stage.max_tokens))
 
         def measure(tasks: int = stage.measure_tasks) -> float:
             save_folder(model, folder, tokenizer)
-            return asyncio.run(_measured_success(config, folder, tasks))
+            return asyncio.run(measured_success(config, folder, tasks))
 
-        def report(progress: SftProgress) -> None:
-            on_progress(SftStep(progress.stage, progress.step, progress.max_steps, progress.loss, progress.success))
-
-        began = time.monotonic()
-        results.append(
-            {**asdict(run_stage(model, stage, traces, measure, report)), "seconds": time.monotonic() - began}
-        )
+        results.append(train_stage(model, stage, shown, measure, lambda done: on_progress(SftStep(**asdict(done)))))
     save_folder(model, folder, tokenizer)
     return results
 
 
-def _initial_model(config: RunConfig, kind: EnvironmentKind) -> tuple[Any, dict[str, bytes]]:
+def _initial_model(config: RunConfig) -> tuple[Any, dict[str, bytes]]:
     """The model before any training, and its tokenizer files."""
     if config.model.tiny_llama is None:
         from headrace.trainer.model import load_folder
         from headrace.trainer.weights import tokenizer_files
 
-        return load_folder(Path(config.model.path)), tokenizer_files(Path(config.model.path))
+        folder = resolve_model_folder(config.model)
+        return load_folder(folder), tokenizer_files(folder)
     from tokenizers import Tokenizer
 
     from headrace.trainer.model import build_tiny_llama
 
-    if kind.tokenizer_files is None:
-        raise ConfigError(
-            f"environment {config.environments[0].name!r} brings no vocabulary for model.tiny_llama; set model.path"
-        )
-    files = kind.tokenizer_files()
+    files = _tiny_vocabulary(config, config.model.tiny_llama)
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     special = json.loads(files["tokenizer_config.json"])
     model = build_tiny_llama(
@@ -164,47 +165,20 @@ def _initial_model(config: RunConfig, kind: EnvironmentKind) -> tuple[Any, dict[
     return model, files
 
 
-async def _measured_success(config: RunConfig, folder: Path, tasks: int) -> float:
-    """Mean score of `tasks` episodes on the dev split, sampled by a real engine in this thread.
+def _tiny_vocabulary(config: RunConfig, tiny: TinyLlamaConfig) -> dict[str, bytes]:
+    """The tokenizer files of a tiny model: a general vocabulary, or the one that an environment brings."""
+    if tiny.vocabulary in ("bytes", "trained"):
+        from headrace.deploy.vocabulary import vocabulary_files
 
-    Raises:
-        RunFailed: none of them gave a valid reward; names the first fault.
-    """
-    from headrace.actors.episode import play_episode
-    from headrace.actors.plan import EpisodePlan, PlayedEpisode
-    from headrace.actors.sampling import sampling_params
-    from headrace.actors.worlds import Worlds
-    from headrace.deploy.wiring import build_engine
-    from headrace.platform.records.ids import AttemptId
-    from headrace.platform.records.status import Purpose
-
-    ref = VersionRef(POLICY_ID, 0)
-    manifest = VersionManifest(
-        ref=ref, parent=None, parent_hash="", fence=0, kind="full", content_hash="", batches=0, path=str(folder)
-    )
-    engine = build_engine(config, folder, "sft", inline=True)
-    await engine.load(manifest, str(folder))
-    renderer, worlds = load_renderer(folder), Worlds(config.environments, "dev", config.seed)
-
-    async def play(position: int) -> PlayedEpisode:
-        setting = worlds.setting(position)
-        plan = EpisodePlan(
-            attempt_id=AttemptId("sft", position, 0, 0, Purpose.SFT),
-            task=setting.task,
-            seed=setting.seed,
-            version=ref,
-            sampling=sampling_params(setting.config, renderer),
-            budgets=setting.config.budgets.budgets(),
+        data = [stage.data for stage in config.sft.stages if stage.data] if config.sft else []
+        texts = [text for file in data for text in chat_texts(read_chats(file))] if tiny.vocabulary == "trained" else []
+        return vocabulary_files(tiny.vocabulary, texts, tiny.vocabulary_size)
+    bring = [kind.tokenizer_files for each in config.environments if (kind := environment_kind(each.name))]
+    made = next((make for make in bring if make is not None), None)
+    if made is None:
+        names = ", ".join(repr(environment.name) for environment in config.environments)
+        raise ConfigError(
+            f"environment {names} brings no vocabulary {tiny.vocabulary!r} for model.tiny_llama; use vocabulary: bytes"
+            " or trained, or set model.path"
         )
-        environment = worlds.async_environment(setting.config)
-        return await play_episode(plan, environment, renderer, engine)
-
-    try:
-        played = await asyncio.gather(*(play(position) for position in range(tasks)))
-    finally:
-        await engine.close()
-    scores = [each.score for each in played if each.score is not None]
-    if not scores:
-        fault = next((each.episode.fault for each in played if each.episode.fault), "none was recorded")
-        raise RunFailed(f"none of {tasks} episodes gave a valid reward to measure by; the first fault: {fault}")
-    return sum(scores) / len(scores)
+    return made()

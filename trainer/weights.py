@@ -18,14 +18,15 @@ _TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".jinja"}
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Every small file of a model folder that is neither weights nor the model's configuration."""
+    """Every small file of a model folder that is neither weights, nor the model's configuration, nor the report of its
+    supervised stages."""
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
         if path.is_file()
         and path.suffix in _TOKENIZER_SUFFIXES
         and not path.name.endswith(".index.json")
-        and path.name not in ("config.json", "generation_config.json")
+        and path.name not in ("config.json", "generation_config.json", "stages.json")
     }
 
 

@@ -1,6 +1,6 @@
 """Supervised stages: the gate, the number of steps, and what the loss is averaged over."""
 
-from itertools import repeat
+from itertools import cycle, repeat
 
 import numpy as np
 import pytest
@@ -9,8 +9,9 @@ import torch
 from headrace.platform.config import SftStageConfig, TinyLlamaConfig
 from headrace.platform.errors import RunFailed
 from headrace.platform.records import i32
+from headrace.trainer import sft
 from headrace.trainer.model import build_tiny_llama
-from headrace.trainer.sft import SftTrace, run_stage
+from headrace.trainer.sft import SftTrace, mean_loss, run_stage
 
 TINY = TinyLlamaConfig(hidden=16, layers=1, heads=2, intermediate=16, max_positions=32)
 
@@ -75,6 +76,60 @@ def test_the_loss_falls_and_every_stage_starts_with_a_fresh_optimizer():
     for each in (model, copy):
         run_stage(each, stage(max_steps=3), repeat(COPY), lambda: 1.0)
     assert torch.equal(model.lm_head.weight, copy.lm_head.weight)
+
+
+def test_without_a_measure_there_is_no_success():
+    progress = []
+    result = run_stage(tiny(), stage(max_steps=3), repeat(COPY), None, progress.append)
+    assert (result.steps, result.success) == (3, None)
+    assert [p.success for p in progress] == [None] * 3
+
+
+def test_a_gate_without_a_measure_is_refused():
+    with pytest.raises(ValueError, match="nothing measures"):
+        run_stage(tiny(), stage(until_success=0.9), repeat(COPY), None)
+
+
+UNEQUAL = [
+    trace([3, 4, 5], [0, 0, 1]),
+    trace([6, 7, 8, 9, 2, 2], [0, 1, 0, 1, 0, 0]),
+    trace([5] * 12, [0] * 6 + [1] * 6),
+    trace([2, 3], [1, 1]),
+]
+
+
+@pytest.mark.parametrize("room", [1, 8, 13, 24])
+def test_microbatches_add_up_to_the_same_step(room, monkeypatch):
+    """The trace of twelve tokens is longer than some of these rooms: it gets a forward pass of its own."""
+    whole, cut = tiny(), tiny()
+    losses = []
+    for model, tokens in ((whole, 10_000), (cut, room)):
+        monkeypatch.setattr(sft, "MICROBATCH_TOKENS", tokens)
+        run_stage(model, stage(max_steps=3), cycle(UNEQUAL), None, lambda p: losses.append(p.loss))
+        losses.append(mean_loss(model, UNEQUAL))
+    assert losses[:4] == pytest.approx(losses[4:], abs=1e-5)
+    torch.testing.assert_close(whole.lm_head.weight, cut.lm_head.weight, atol=1e-4, rtol=0)
+
+
+def test_no_microbatch_is_larger_than_its_room(monkeypatch):
+    monkeypatch.setattr(sft, "MICROBATCH_TOKENS", 13)
+    sizes = []
+
+    class Spy(sft.TokenLogprobs):
+        def __call__(self, token_ids, *rest):
+            sizes.append(tuple(token_ids.shape))
+            return super().__call__(token_ids, *rest)
+
+    monkeypatch.setattr(sft, "TokenLogprobs", Spy)
+    run_stage(tiny(), stage(max_steps=1), iter(UNEQUAL), None)
+    assert sorted(sizes) == [(1, 6), (1, 12), (2, 3)]
+
+
+def test_the_mean_loss_trains_nothing():
+    model = tiny()
+    before = model.lm_head.weight.clone()
+    assert mean_loss(model, [COPY]) > 0
+    assert torch.equal(model.lm_head.weight, before) and model.lm_head.weight.grad is None
 
 
 def test_traces_that_run_out_are_an_error():
