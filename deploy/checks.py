@@ -1,26 +1,53 @@
 """What can be known to be wrong before anything starts, beyond what the configuration knows of itself (case V4)."""
 
-from pathlib import Path
-
+from headrace.actors.scoring.registry import build_scorer
 from headrace.actors.worlds import Worlds
+from headrace.deploy.demonstrations.inputs import stage_inputs
+from headrace.deploy.model_folder import check_model_files, ready_folder
 from headrace.platform.config import RunConfig
 from headrace.platform.config.secret_references import resolve
-from headrace.platform.errors import ConfigError
+from headrace.platform.errors import ConfigError, EngineError
+from headrace.platform.observability.loggers import check_loggers
 
 
 def check_config(config: RunConfig) -> None:
     """Refuse a recipe that cannot run here.
 
     Raises:
-        ConfigError: it joins a cluster without a server for it, knows an environment's arguments wrongly, or names a
-            model folder that does not hold one.
-        NotFound: it names an environment that is not registered.
+        ConfigError: it joins a cluster without a server for it, has wrong arguments for an environment or a scorer,
+            tasks that cannot be had, a logger that is not installed, or a model that cannot be used.
+        NotFound: it names an environment that is not registered, or a run that is not there.
     """
     check_cluster(config)
-    Worlds(config.environments, "train", config.seed)
-    folder = config.model.path
-    if folder and not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"model.path: {folder} is not a Hugging Face folder: it holds no config.json")
+    check_loggers(config.loggers, config.runs_dir)
+    Worlds(config.environments, "train", config.seed, config.curriculum)
+    Worlds(config.environments, config.eval.split, config.seed)
+    for environment in config.environments:
+        if environment.scorer is not None:
+            build_scorer(environment.scorer.kind, environment.scorer.args)
+    stage_inputs(config)
+    check_model(config)
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuse a model whose files cannot be used, or whose architecture the engine cannot serve. Raises ConfigError."""
+    if config.model.tiny_llama is not None:
+        return
+    check_model_files(config.model)
+    folder = ready_folder(config.model)
+    if folder is None:
+        return
+    from headrace.serving.support import check_folder
+
+    longest = max(environment.budgets.max_tokens for environment in config.environments)
+    try:
+        check_folder(folder, longest)
+    except EngineError as error:
+        raise ConfigError(
+            f"the torch engine cannot serve this model: {error}. Choose another model, or,"
+            f" where positions are the cause, lower environments.budgets.max_tokens (now {longest});"
+            " serving.engine=vllm, which is still to come, will serve more architectures"
+        ) from error
 
 
 def check_cluster(config: RunConfig) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.actors.rendering import load_renderer
+from headrace.platform.config.yaml_text import parse_yaml
 from headrace.platform.contracts import Renderer
 from headrace.platform.errors import NotFound
 from headrace.platform.records.episode import Episode
@@ -129,11 +130,13 @@ def _tokens(turn: Turn, index: int, receipt: Receipt | None, renderer: Renderer 
 
 
 def _renderer(root: RunRoot) -> Renderer | None:
-    """The renderer of any model kept in the run root, for decoding; None where no folder is left."""
+    """The renderer of any model kept in the run root, or of the folder that the recipe names, for decoding; None where
+    neither is left."""
     for kept in ("versions", "checkpoints"):
         for file in sorted(Path(root.url).glob(f"{kept}/*/tokenizer.json")):
             return load_renderer(file.parent)
-    return None
+    folder = parse_yaml(root.read_config()).get("model", {}).get("path", "")
+    return load_renderer(folder) if folder and Path(folder, "config.json").is_file() else None
 
 
 def _score(rewards: list[RewardRow]) -> float | None:

@@ -2,15 +2,17 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.actors.outcomes import EpisodeOutcome
+from headrace.actors.outcomes import EnvironmentCounts
 from headrace.deploy.progress import RunState
 from headrace.deploy.runtime import Activity
 from headrace.platform.errors import RunFailed
 from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.trainer.report import StepReport
 
 FEWEST_VALID = 0.5
@@ -19,7 +21,7 @@ FEWEST_VALID = 0.5
 
 @dataclass(kw_only=True, slots=True)
 class Totals:
-    """What the summary adds up. `scores` and `tokens` are the counters as last read, at `at_s`."""
+    """What the summary adds up. `scores`, `tokens` and `environments` are the counters as last read, at `at_s`."""
 
     lags: Counter[int] = field(default_factory=Counter)
     busy_s: float = 0.0
@@ -28,6 +30,7 @@ class Totals:
     version: int = 0
     scores: tuple[float, int] = (0.0, 0)
     tokens: int = 0
+    environments: dict[str, EnvironmentCounts] = field(default_factory=dict)
     at_s: float = field(default_factory=time.time)
 
     @property
@@ -78,6 +81,12 @@ def step_metrics(
         Metric.LAG_MAX_TRAINED: max(totals.lags, default=0),
         Metric.LAG_SHARE_GE1: totals.lag_share_ge1,
         Metric.SUCCESS: state.success if state.success is not None else float("nan"),
+        Metric.SUCCESS_BY_ENVIRONMENT: _lately(activity.environments, totals.environments),
+        Metric.EPISODES_BY_ENVIRONMENT: {name: counts.episodes for name, counts in activity.environments.items()},
+        Metric.FAULTS_BY_ENVIRONMENT: {
+            name: sum(counts.faults.values()) for name, counts in activity.environments.items()
+        },
+        Metric.SEGMENTS_OPENED: sum(counts.segments_opened for counts in activity.environments.values()),
         Metric.EPISODES_PER_S: state.episodes_per_s,
         Metric.TOKENS_PER_S: state.tokens_per_s,
         Metric.EPISODES_RUNNING: activity.episodes_running,
@@ -94,3 +103,14 @@ def step_metrics(
         Metric.QUEUE_BYTES: stats.payload_bytes,
         Metric.OVERLAP: totals.overlapped_s / totals.busy_s if totals.busy_s else 0.0,
     }
+
+
+def _lately(now: Mapping[str, EnvironmentCounts], before: Mapping[str, EnvironmentCounts]) -> dict[str, float]:
+    """Mean score by environment of what was played since `before`; environments that played nothing are left out."""
+    means = {}
+    for name, counts in now.items():
+        earlier = before.get(name)
+        scored = counts.scored - (earlier.scored if earlier else 0)
+        if scored > 0:
+            means[name] = (counts.score_sum - (earlier.score_sum if earlier else 0.0)) / scored
+    return means

@@ -1,12 +1,16 @@
 """What the conductor needs of the place where the parts run. Two implementations: Ray, and this very process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from headrace.actors.outcomes import EpisodeOutcome
+from headrace.actors.outcomes import EnvironmentCounts
+from headrace.actors.plan import PlayedEpisode
+from headrace.actors.tasks.curriculum import TaskResult
 from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
 from headrace.trainer.report import StepReport
 
@@ -16,7 +20,8 @@ Interval = tuple[float, float]
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts have been doing: sampled tokens and failed loads since the start, what runs now, the oldest of the
     newest versions that the replicas hold (-1 before the first), and when engines or tools were executing. `faults` are
-    the last faults of episodes, for the message when a run has to stop."""
+    the last faults of episodes, for the message when a run has to stop; `environments` are counts of training episodes
+    since the start, by environment."""
 
     replicas: int
     loaded_version: int
@@ -26,6 +31,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     episodes_running: int
     executing: tuple[Interval, ...]
     faults: tuple[str, ...]
+    environments: dict[str, EnvironmentCounts] = {}
 
 
 class Runtime(Protocol):
@@ -49,8 +55,27 @@ class Runtime(Protocol):
     async def step(self) -> StepReport:
         """One learner step."""
 
-    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
-        """Play `tasks` evaluation tasks with `version`."""
+    async def evaluate(self, version: int, split: str, tasks: int, samples: int, index: int) -> list[EpisodeOutcome]:
+        """Play `tasks` evaluation tasks `samples` times each with `version`, which every replica holds or is held to;
+        evaluation number `index` of the run. Training goes on meanwhile."""
+
+    async def hold(self, version: int) -> None:
+        """Keep `version` loaded, whatever is published after it, until `let_go`."""
+
+    async def let_go(self, version: int) -> None:
+        """`version` need not be kept loaded any longer."""
+
+    async def keep(self, versions: Sequence[int]) -> None:
+        """Keep the weights of exactly these versions in the registry, besides those that it keeps by itself."""
+
+    async def task_results(self) -> list[TaskResult]:
+        """What training episodes scored, by task, since the last call."""
+
+    async def observe(self, results: Sequence[TaskResult]) -> None:
+        """Tell every worker's curriculum what was scored."""
+
+    async def recent(self, n: int) -> list[PlayedEpisode]:
+        """Some of the training episodes that were played lately, at most `n`."""
 
     async def activity(self, since_s: float) -> Activity:
         """What happened since `since_s`, seconds since the epoch."""

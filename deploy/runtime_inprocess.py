@@ -6,10 +6,11 @@ learner and records are the real ones; ledger and registry are the in-memory imp
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from headrace.actors.outcomes import EpisodeOutcome
+from headrace.actors.plan import PlayedEpisode
+from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy.context import RunContext
 from headrace.deploy.runtime import Activity
 from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine
@@ -18,6 +19,7 @@ from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.ledger.policy import batch_target
 from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
 from headrace.platform.registry.memory import MemoryRegistry
 from headrace.trainer.report import StepReport
@@ -33,6 +35,7 @@ class InprocessRuntime:
         self._engine = build_engine(context.config, Path(), "inprocess", inline=True)
         self._closings: list[Callable[[], Awaitable[None]]] = []
         self._fates_read = 0
+        self._held: set[int] = set()
 
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
@@ -79,9 +82,33 @@ class InprocessRuntime:
         await self._follow()
         return report
 
-    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
+    async def evaluate(self, version: int, split: str, tasks: int, samples: int, index: int) -> list[EpisodeOutcome]:
         """See `Runtime.evaluate`."""
-        return await self._worker.evaluate(version, split, range(tasks), index)
+        return await self._worker.evaluate(version, split, range(tasks), index, samples)
+
+    async def hold(self, version: int) -> None:
+        """See `Runtime.hold`."""
+        self._held.add(version)
+
+    async def let_go(self, version: int) -> None:
+        """See `Runtime.let_go`."""
+        self._held.discard(version)
+
+    async def keep(self, versions: Sequence[int]) -> None:
+        """See `Runtime.keep`."""
+        self._learner.keep(versions)
+
+    async def task_results(self) -> list[TaskResult]:
+        """See `Runtime.task_results`."""
+        return self._worker.task_results()
+
+    async def observe(self, results: Sequence[TaskResult]) -> None:
+        """See `Runtime.observe`."""
+        self._worker.observe(results)
+
+    async def recent(self, n: int) -> list[PlayedEpisode]:
+        """See `Runtime.recent`."""
+        return self._worker.recent(n)
 
     async def activity(self, since_s: float) -> Activity:
         """See `Runtime.activity`."""
@@ -96,6 +123,7 @@ class InprocessRuntime:
             episodes_running=stats.running,
             executing=tuple(executing),
             faults=stats.faults,
+            environments=stats.environments,
         )
 
     async def ledger(self) -> LedgerStats:
@@ -123,4 +151,5 @@ class InprocessRuntime:
         if manifest.ref.number not in self._engine.versions():
             await self._engine.load(manifest, path)
         for version in sorted(self._engine.versions())[: -self._context.keep_versions]:
-            await self._engine.retire(version)
+            if version not in self._held:
+                await self._engine.retire(version)

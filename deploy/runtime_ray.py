@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,10 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from headrace.actors.outcomes import EpisodeOutcome
+from headrace.actors.outcomes import total_counts
+from headrace.actors.plan import PlayedEpisode
 from headrace.actors.rollout_actor import RolloutActor
+from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy import wiring
 from headrace.deploy.checks import check_cluster
 from headrace.deploy.context import RunContext
@@ -35,6 +37,7 @@ from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.redis_ledger import RedisLedger
 from headrace.platform.ledger.server import EmbeddedServer
 from headrace.platform.records.delivery import LedgerStats
+from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
 from headrace.serving.replica_actor import ReplicaActor
 from headrace.trainer.learner_actor import LearnerActor
@@ -132,19 +135,45 @@ class RayRuntime:
         report: StepReport = await self._one("the learner step", self._learner.step.remote(), deadline_s)
         return report
 
-    async def evaluate(self, version: int, split: str, tasks: int, index: int) -> list[EpisodeOutcome]:
+    async def evaluate(self, version: int, split: str, tasks: int, samples: int, index: int) -> list[EpisodeOutcome]:
         """See `Runtime.evaluate`."""
         count = len(self._workers)
         await self._wait_loaded(version)
         parts: list[list[EpisodeOutcome]] = await self._all(
             "evaluating",
             [
-                worker.evaluate.remote(version, split, list(range(start, tasks, count)), index)
+                worker.evaluate.remote(version, split, list(range(start, tasks, count)), index, samples)
                 for start, worker in enumerate(self._workers)
             ],
-            self._longest_evaluation_s(tasks),
+            self._longest_evaluation_s(tasks * samples),
         )
         return [outcome for part in parts for outcome in part]
+
+    async def hold(self, version: int) -> None:
+        """See `Runtime.hold`."""
+        await self._all("holding a version", [replica.hold.remote(version) for replica in self._replicas])
+
+    async def let_go(self, version: int) -> None:
+        """See `Runtime.let_go`."""
+        await self._all("letting a version go", [replica.let_go.remote(version) for replica in self._replicas])
+
+    async def keep(self, versions: Sequence[int]) -> None:
+        """See `Runtime.keep`."""
+        await self._one("keeping versions", self._learner.keep.remote(list(versions)))
+
+    async def task_results(self) -> list[TaskResult]:
+        """See `Runtime.task_results`."""
+        parts = await self._all("asking for scores", [worker.task_results.remote() for worker in self._workers])
+        return [result for part in parts for result in part]
+
+    async def observe(self, results: Sequence[TaskResult]) -> None:
+        """See `Runtime.observe`."""
+        await self._all("telling scores", [worker.observe.remote(list(results)) for worker in self._workers])
+
+    async def recent(self, n: int) -> list[PlayedEpisode]:
+        """See `Runtime.recent`."""
+        played: list[PlayedEpisode] = await self._one("asking for episodes", self._workers[0].recent.remote(n))
+        return played
 
     async def activity(self, since_s: float) -> Activity:
         """See `Runtime.activity`."""
@@ -164,6 +193,7 @@ class RayRuntime:
             episodes_running=sum(stats.running for stats in workers),
             executing=tuple(interval for intervals in busy for interval in intervals),
             faults=tuple(fault for stats in workers for fault in stats.faults),
+            environments=total_counts([stats.environments for stats in workers]),
         )
 
     async def ledger(self) -> LedgerStats:
@@ -218,10 +248,10 @@ class RayRuntime:
                 f" workers, 1 learner) and the Ray cluster has {there:g}; lower serving.replicas or rollout.workers"
             )
 
-    def _longest_evaluation_s(self, tasks: int) -> float:
+    def _longest_evaluation_s(self, episodes: int) -> float:
         """As many waves as it takes, each as long as the slowest episode may be."""
         config = self._context.config
-        waves = -(-tasks // (config.rollout.workers * config.rollout.max_episodes))
+        waves = -(-episodes // (config.rollout.workers * config.rollout.max_episodes))
         slowest_s = max(e.reset_deadline_s + e.budgets.max_seconds + 2 * e.step_deadline_s for e in config.environments)
         return waves * slowest_s + _CONTROL_DEADLINE_S
 

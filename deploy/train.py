@@ -6,7 +6,7 @@
                                                         watch: faults, dead parts ────────┘   evaluate ◄─┘ ─► summary
 
 The parts do not know this file: it builds nothing (wiring.py does) and decides only the order, when to stop, and what
-to write down.
+to write down. Evaluations (evaluating.py) also go on beside learner steps, where the recipe asks for it.
 """
 
 import asyncio
@@ -17,17 +17,22 @@ import threading
 import time
 from typing import Any
 
+from headrace.actors.rendering import load_renderer
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
 from headrace.deploy.breaker import Breaker
 from headrace.deploy.context import RunContext
+from headrace.deploy.evaluating import Evaluations
 from headrace.deploy.progress import Progress, RunState
-from headrace.deploy.run_totals import Totals, fate_totals, mean_success, step_metrics
+from headrace.deploy.run_totals import Totals, fate_totals, step_metrics
 from headrace.deploy.runtime import Runtime
+from headrace.deploy.samples import write_samples
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml
+from headrace.platform.config.secret_references import SecretValues
 from headrace.platform.errors import DeadlineExceeded, HeadraceError, RunFailed
 from headrace.platform.observability.busy import overlap, union
 from headrace.platform.observability.figure import learning_curve
+from headrace.platform.observability.loggers import Loggers, build_loggers
 from headrace.platform.observability.metrics import MetricsFile
 from headrace.platform.observability.names import Metric
 from headrace.platform.store.episodes import EpisodeStore
@@ -38,6 +43,7 @@ from headrace.trainer.report import StepReport
 _log = logging.getLogger(__name__)
 _WATCH_EVERY_S = 0.5
 _STOP_DEADLINE_S = 30.0
+_SAMPLES_PER_EPISODE_LOGGED = 16  # the best and the worst are chosen among them
 
 
 class _Stopped(Exception):
@@ -72,6 +78,7 @@ async def train(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * _STOP_DEADLINE_S):
                 await runtime.close()
+        await conductor.close()
 
 
 class _Conductor:
@@ -81,24 +88,31 @@ class _Conductor:
         self._context, self._config = context, context.config
         self._root, self._runtime = root, runtime
         self._state, self._progress = state, progress
-        self._metrics = MetricsFile(root.metrics, time.time)
+        secrets = SecretValues()
+        self._metrics = Loggers(
+            MetricsFile(root.metrics, time.time), build_loggers(self._config.loggers, secrets), time.time, secrets
+        )
         self._fates = FateTable(context.root, "driver")
         self._totals = Totals()
         self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
 
     async def run(self) -> dict[str, Any]:
+        self._metrics.start(self._context.run, self._config.model_dump(mode="json"), self._context.root)
         base = await self._base_and_runtime()
+        self._renderer = load_renderer(base.path)
+        self._evaluations = Evaluations(
+            self._context, self._root, self._runtime, self._metrics, self._progress, self._renderer.digest
+        )
         self._summary["sft"] = {"cached": base.cached, "stages": list(base.stages)}
         self._progress.stage("starting the parts")
         head = await self._runtime.begin(base.path)
-        before = await self._evaluate(head, 0)
+        before = await self._evaluations.evaluate(head, 0)
         self._summary["success_before"] = before
-        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before, Metric.EVAL_SUCCESS: before})
+        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before})
         self._progress.note(f"success before reinforcement learning: {before:.3f}")
         await self._learn()
-        after = await self._evaluate(self._totals.version, 1)
-        self._summary["success_after"] = after
-        self._metrics.append({Metric.STAGE: "eval", Metric.EVAL_SUCCESS: after})
+        self._summary["success_after"] = await self._evaluations.evaluate(self._totals.version, self._totals.steps)
+        self._summary["best"] = self._evaluations.best
         self._progress.stage("putting the episodes in order")
         await asyncio.to_thread(self._compact)
         learning_curve(self._root.metrics, self._root.join("figures/learning_curve.png"), self._context.run)
@@ -137,11 +151,6 @@ class _Conductor:
             self._progress.note("supervised stages: cached")
         return base
 
-    async def _evaluate(self, version: int, index: int) -> float:
-        self._progress.stage(f"evaluating version {version}")
-        outcomes = await self._runtime.evaluate(version, self._config.eval.split, self._config.eval.tasks, index)
-        return mean_success(outcomes)
-
     async def _learn(self) -> None:
         """The asynchronous part: rollouts play while the learner steps."""
         self._progress.stage("reinforcement learning")
@@ -156,6 +165,7 @@ class _Conductor:
             # now is not told: the first cause counts.
             await asyncio.gather(asyncio.create_task(self._stop(watching)), return_exceptions=True)
             raise
+        await self._evaluations.finish()
         await self._stop(watching)
 
     async def _steps(self, watching: asyncio.Task[None]) -> None:
@@ -170,7 +180,12 @@ class _Conductor:
                     await asyncio.gather(stepping, return_exceptions=True)
             if watching.done():
                 watching.result()
-            await self._record(stepping.result(), began)
+            report = stepping.result()
+            await self._record(report, began)
+            await self._share_scores()
+            await self._log_samples(report.step)
+            if report.published and report.step < self._config.learner.steps:
+                await self._evaluations.begin(report.step, report.version)
 
     async def _watch(self) -> None:
         """Ends with an error when the run should stop: too many failures (E8), or a part that died (E9)."""
@@ -182,10 +197,23 @@ class _Conductor:
             if cause := breaker.cause(stats, activity.faults):
                 raise RunFailed(cause)
 
+    async def _share_scores(self) -> None:
+        """Every worker's curriculum learns what all of them scored."""
+        if self._config.curriculum.kind == "success_window" and (results := await self._runtime.task_results()):
+            await self._runtime.observe(results)
+
+    async def _log_samples(self, step: int) -> None:
+        """Some episodes for people to read. Fails open: what cannot be written is in the log."""
+        config = self._config.log_samples
+        if config is not None and step % config.every == 0:
+            recent = await self._runtime.recent(_SAMPLES_PER_EPISODE_LOGGED * config.n)
+            await asyncio.to_thread(write_samples, self._root, recent, self._renderer, step, config.n)
+
     async def _stop(self, watching: asyncio.Task[None]) -> None:
         """End the rollouts and close the books, however the steps ended."""
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        await self._evaluations.abandon()
         try:
             async with asyncio.timeout(_STOP_DEADLINE_S):
                 await self._runtime.stop_rollouts()
@@ -217,6 +245,7 @@ class _Conductor:
         state.left_s = (time.monotonic() - began) / report.step * (state.steps - report.step)
         totals.scores, totals.tokens, totals.at_s = (stats.score_sum, stats.score_count), activity.sampled_tokens, now
         self._metrics.append(step_metrics(report, stats, activity, state, totals))
+        totals.environments = activity.environments
         self._progress.learner_step()
         await self._write_fates()
 
@@ -243,7 +272,15 @@ class _Conductor:
             root=self._context.root,
         )
         self._root.write_summary(self._summary)
+        self._metrics.finish(self._summary)
         return self._summary
+
+    async def close(self) -> None:
+        """Let the loggers send what they have; what they could not is said."""
+        await asyncio.to_thread(self._metrics.close)
+        for name, report in self._metrics.reports().items():
+            if report["cause"]:
+                self._progress.note(f"the logger {name} lost records: {report['cause']}")
 
     def leave_summary(self, cause: str) -> None:
         """Write down how far the run came and why it ended."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
+from headrace.actors.environments.registry import environment_kind
+from headrace.actors.plan import AsyncScorer
 from headrace.actors.rendering import load_renderer
 from headrace.actors.scoring.process import ScorerProcess
 from headrace.actors.tuning import tune_collector
@@ -151,13 +153,13 @@ def assemble_worker(
         digests=Digests(
             tokenizer=renderer.digest,
             template=renderer.digest,
-            code=code_digest(),
+            code=digest_value([code_digest(), *(environment_kind(each.name).digest for each in config.environments)]),
             config=digest_value(config.model_dump(mode="json")),
         ),
     )
     return RolloutWorker(
         settings,
-        Worlds(config.environments, "train", config.seed),
+        Worlds(config.environments, "train", config.seed, config.curriculum),
         renderer,
         generator,
         newest_version,
@@ -167,15 +169,19 @@ def assemble_worker(
             rewards=RewardTable(context.root, worker_id),
             worker_id=worker_id,
         ),
-        lambda split: Worlds(config.environments, split, config.seed),
-        {
-            environment.name: ScorerProcess(
-                environment.scorer.kind, environment.scorer.args, deadline_s=environment.scorer.deadline_s
-            )
-            for environment in config.environments
-            if environment.scorer is not None
-        },
+        lambda split: Worlds(config.environments, split, config.seed, config.curriculum),
+        build_scorers(config),
     )
+
+
+def build_scorers(config: RunConfig) -> dict[str, AsyncScorer]:
+    """Scorers by environment: the recipe's, else what the environment brings. Each starts its process when needed."""
+    scorers: dict[str, AsyncScorer] = {}
+    for environment in config.environments:
+        scorer = environment.scorer or environment_kind(environment.name).scorer
+        if scorer is not None:
+            scorers[environment.known_as] = ScorerProcess(scorer.kind, scorer.args, deadline_s=scorer.deadline_s)
+    return scorers
 
 
 async def build_worker(

@@ -187,6 +187,10 @@ class Learner:
             dropped=dict(dropped),
         )
 
+    def keep(self, versions: Sequence[int]) -> None:
+        """Keep the weights of exactly these versions, however old: the best one, those under evaluation."""
+        self._publisher.kept = frozenset(versions)
+
     async def close(self) -> None:
         """Give back what was leased and never published. Safe to call twice, and after an error."""
         held, self._held = sorted(self._held), set()

@@ -1,6 +1,6 @@
 """The learner in a Ray actor."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
@@ -20,6 +20,10 @@ class _LearnerActor:
     async def step(self) -> StepReport:
         """See `Learner.step`."""
         return await self._learner.step()
+
+    async def keep(self, versions: Sequence[int]) -> None:
+        """See `Learner.keep`."""
+        self._learner.keep(versions)
 
     async def close(self) -> None:
         """Give leases back and release connections."""

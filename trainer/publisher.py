@@ -43,6 +43,8 @@ class Publisher:
         self._compute = compute
         self._head_hash = ""
         self._settled: list[int] = []
+        self.kept: frozenset[int] = frozenset()
+        """Versions that retention leaves alone because somebody outside asked for it."""
         self.fence = 0
         self.head = NO_VERSION
         self.batches_of: dict[int, int] = {}
@@ -139,5 +141,5 @@ class Publisher:
         self._settled.append(self.head)
 
     async def retain(self) -> None:
-        """Remove the weights of versions that are neither new, nor checkpointed, nor pinned."""
-        await self._registry.retain([*self._settled, self.head], self._keep_versions)
+        """Remove the weights of versions that are neither new, nor checkpointed, nor kept, nor pinned."""
+        await self._registry.retain(sorted({*self._settled, *self.kept, self.head}), self._keep_versions)

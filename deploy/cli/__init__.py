@@ -8,6 +8,10 @@ import sys
 import typer
 
 from headrace import __version__
+from headrace.deploy.cli.compare import compare
+from headrace.deploy.cli.doctor import doctor
+from headrace.deploy.cli.evaluate import evaluate
+from headrace.deploy.cli.export import export
 from headrace.deploy.cli.inspect_run import inspect
 from headrace.deploy.cli.replay import replay
 from headrace.deploy.cli.sft import sft
@@ -24,8 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, sft, inspect, replay):
+for command in (train, sft, export, inspect, replay, doctor):
     app.command()(command)
+app.command("eval")(evaluate)
+app.command()(compare)
 
 
 def _version(asked: bool) -> None:

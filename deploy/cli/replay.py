@@ -28,9 +28,9 @@ def replay(
     root = RunRoot.find(runs_dir, run)
     config = load_recipe(root.join("config.yaml"), [], recipes_dir())
     stored = EpisodeStore(root.url).find(episode)
-    named = [each for each in config.environments if each.name == stored.environment]
+    named = [each for each in config.environments if each.known_as == stored.task.environment]
     if not named:
-        raise NotFound(f"{stored.episode_id} was played in {stored.environment!r}, not in the run's recipe")
+        raise NotFound(f"{stored.episode_id} was played in {stored.task.environment!r}, not in the run's recipe")
     worlds = Worlds(config.environments, "train", config.seed)
     report = asyncio.run(replay_episode(stored, worlds.async_environment(named[0])))
     if as_json:

@@ -54,8 +54,9 @@ def _draw_success(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
         )
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", frameon=False)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if all(0 <= value <= 1 for value in (*success, *eval_success)):  # graded rewards may leave this range
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("learner step")
     axes.set_ylabel("sampled success")

@@ -12,7 +12,7 @@ from headrace.platform.contracts import Clock
 from headrace.platform.observability.names import Metric
 from headrace.platform.store.files import append_lines, open_url
 
-Value: TypeAlias = float | int | str | Mapping[Any, int]
+Value: TypeAlias = float | int | str | Mapping[Any, float]
 
 _NAMES = frozenset(metric.value for metric in Metric)
 

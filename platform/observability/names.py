@@ -1,7 +1,7 @@
 """The one table of metric names: file, terminal and Prometheus alike take them from here.
 
 A name says what is measured and its unit; `unit`, `kind` and `help` say the rest. A histogram is a map from bucket to
-count; a labelled counter is a map from label to count.
+count; a labelled metric is a map from label to value.
 """
 
 from enum import StrEnum
@@ -54,7 +54,18 @@ class Metric(StrEnum):
     LAG_SHARE_GE1 = ("lag_share_ge1", "share", Kind.GAUGE, "Share of trained episodes with a lag of one or more")
 
     SUCCESS = ("success", "share", Kind.GAUGE, "Mean score of all training episodes put lately, dropped ones included")
-    EVAL_SUCCESS = ("eval_success", "share", Kind.GAUGE, "Success on evaluation tasks")
+    SUCCESS_BY_ENVIRONMENT = ("success_by_environment", "share", Kind.LABELLED, "The same, by environment")
+    EPISODES_BY_ENVIRONMENT = ("episodes_by_environment", "episodes", Kind.LABELLED, "Training episodes so far")
+    FAULTS_BY_ENVIRONMENT = ("faults_by_environment", "episodes", Kind.LABELLED, "Training episodes that broke, so far")
+    SEGMENTS_OPENED = ("segments_opened", "segments", Kind.COUNTER, "Contexts that could not be extended exactly (T3)")
+
+    EVAL_VERSION = ("eval_version", "", Kind.GAUGE, "The version that was evaluated")
+    EVAL_SUCCESS = ("eval_success", "share", Kind.GAUGE, "Mean score on evaluation tasks")
+    EVAL_LOW = ("eval_low", "share", Kind.GAUGE, "Lower end of its 95 % bootstrap interval")
+    EVAL_HIGH = ("eval_high", "share", Kind.GAUGE, "Upper end of its 95 % bootstrap interval")
+    EVAL_PASS_HAT = ("eval_pass_hat", "share", Kind.LABELLED, "pass^k by k: all of k episodes of a task succeed")
+    EVAL_BY_ENVIRONMENT = ("eval_by_environment", "share", Kind.LABELLED, "Mean score by environment")
+    EVAL_UNSCORED = ("eval_unscored", "episodes", Kind.GAUGE, "Evaluation episodes without a valid reward")
     EPISODES_PER_S = ("episodes_per_s", "episodes/s", Kind.GAUGE, "Episodes put a second")
     TOKENS_PER_S = ("tokens_per_s", "tokens/s", Kind.GAUGE, "Tokens that the policy sampled a second")
     EPISODES_RUNNING = ("episodes_running", "episodes", Kind.GAUGE, "Episodes in play")

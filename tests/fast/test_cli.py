@@ -6,7 +6,7 @@ import pytest
 from command_line import call_main
 from run_kit import only_root, overrides
 
-COMMANDS = ("train", "sft", "inspect", "replay")
+COMMANDS = ("train", "sft", "eval", "compare", "export", "inspect", "replay", "env", "doctor")
 USAGE, FAILED = 2, 1
 
 

@@ -134,7 +134,7 @@ class TestWhatIsLeft:
     def test_the_root_has_its_layout_and_nothing_else(self, run):
         _, root = run
         names = {path.name for path in Path(root.url).iterdir()}
-        assert names == {*FOLDERS, "config.yaml", "summary.json", "metrics.jsonl"}
+        assert names == {*FOLDERS, "config.yaml", "summary.json", "metrics.jsonl", "best.json"}
         assert (Path(root.url) / "figures" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
         assert list((Path(root.url) / "checkpoints").glob("*/manifest.json"))
 
@@ -147,7 +147,7 @@ class TestWhatIsLeft:
         _, root = run
         records = list(read_metrics(root.metrics))
         assert {name for record in records for name in record} <= {metric.value for metric in Metric}
-        assert [record.get("stage") for record in records] == ["sft", "rl", "rl", "rl", "eval"]
+        assert [record.get("stage") for record in records] == ["eval", "sft", "rl", "rl", "rl", "eval"]
 
 
 def test_at_limit_zero_nothing_older_is_trained(lookup_model, tmp_path):  # case Q12
