@@ -192,9 +192,9 @@ class RolloutWorker:
     ) -> list[EpisodeOutcome]:
         """Play the tasks at `positions` of `split`, `samples` times each, with `version`; position by position.
 
-        The s-th episode of a task is sample `index * samples + s` of its position; `EvaluationStore.claim` gives indices
-        whose numbers do not meet. The episodes of a task share its world seed and differ in what
-        they sample. Training episodes take no place from an evaluation, nor it from them.
+        The s-th episode of a task is sample `index * samples + s` of its position; `EvaluationStore.claim` gives
+        indices whose numbers do not meet. The episodes of a task share its world seed and differ in what they sample.
+        Training episodes take no place from an evaluation, nor it from them.
         """
         if split not in self._worlds_of_split:
             self._worlds_of_split[split] = await asyncio.to_thread(self._evaluation_worlds, split)

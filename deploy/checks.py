@@ -39,13 +39,14 @@ def check_model(config: RunConfig) -> None:
         return
     from headrace.serving.support import check_folder
 
-    longest = max(environment.budgets.max_tokens for environment in config.environments)
+    longest = max(config.environments, key=lambda environment: environment.budgets.max_tokens)
+    tokens = longest.budgets.max_tokens
     try:
-        check_folder(folder, longest)
+        check_folder(folder, tokens)
     except EngineError as error:
         raise ConfigError(
-            f"the torch engine cannot serve this model: {error}. Choose another model, or,"
-            f" where positions are the cause, lower environments.budgets.max_tokens (now {longest});"
+            f"the torch engine cannot serve this model: {error}. Choose another model, or, where positions are the"
+            f" cause, set environments.{longest.known_as}.budgets.max_tokens (now {tokens}) to what the model has;"
             " serving.engine=vllm, which is still to come, will serve more architectures"
         ) from error
 

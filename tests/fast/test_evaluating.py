@@ -1,4 +1,4 @@
-"""Evaluation while a run trains: pinned versions, the best one kept, faults that do not end the run, samples to read."""
+"""Evaluation while a run trains: pinned versions, the best one kept, faults that do not end it, samples to read."""
 
 import json
 from pathlib import Path

@@ -139,7 +139,7 @@ REFUSED = {
     become_an_adapter: r"an adapter \(PEFT\) of some/base.*merge_and_unload",
     drop_tokenizer: "holds no tokenizer.json, nor an older tokenizer",
     become_mamba: "MambaForCausalLM keeps a recurrent state.*serving.engine=vllm",
-    shorten: r"max_positions=128 is more than the 64 positions.*lower environments.budgets.max_tokens \(now 128\)",
+    shorten: r"max_positions=128 is more than the 64 positions.*set environments.lookup.budgets.max_tokens \(now 128\)",
 }
 
 

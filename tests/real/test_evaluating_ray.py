@@ -1,7 +1,5 @@
 """Evaluation beside training through Ray: the pinned version stays loaded while newer ones are published."""
 
-import asyncio
-
 import pytest
 from test_ray_runtime import carry, small
 
@@ -16,8 +14,9 @@ class SlowlyEvaluating(RayRuntime):
     """Lets the learner publish two more versions before an evaluation beside training begins to play."""
 
     async def evaluate(self, version: int, *rest):
-        while version in (2, 4) and (await self.ledger()).head < version + 2:
-            await asyncio.sleep(0.05)
+        if version in (2, 4):
+            await self._connected().watch_head(version, 30)
+            await self._connected().watch_head(version + 1, 30)
         return await super().evaluate(version, *rest)
 
 
