@@ -10,6 +10,7 @@ import typer
 from headrace import __version__
 from headrace.deploy.cli.compare import compare
 from headrace.deploy.cli.doctor import doctor
+from headrace.deploy.cli.env import env
 from headrace.deploy.cli.evaluate import evaluate
 from headrace.deploy.cli.export import export
 from headrace.deploy.cli.inspect_run import inspect
@@ -32,6 +33,7 @@ for command in (train, sft, export, inspect, replay, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.add_typer(env, name="env")
 
 
 def _version(asked: bool) -> None:

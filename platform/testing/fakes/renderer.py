@@ -34,7 +34,7 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 class CharRenderer:
     """See the module; `stop_token_ids` is the end marker."""
 
-    stop_token_ids = (END,)
+    stop_token_ids: tuple[int, ...] = (END,)
     digest = "char-renderer/1"
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
