@@ -82,8 +82,8 @@ def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
             attempt_id=episode.attempt_id,
             outcome=Outcome.FAILED,
             owner=owner,
-            # Only what may go otherwise next time: a fault that passes, or a grader that failed on a sound episode.
-            retryable=episode.status.is_retryable or episode.fault_owner is FaultOwner.NONE,
+            # Only a fault that passes. A grader that failed on a sound episode would most likely fail on the next.
+            retryable=episode.status.is_retryable,
             reason=played.cause or "the policy sampled no token",
         )
     return Submission(

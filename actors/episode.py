@@ -77,8 +77,8 @@ async def play_episode(
         return PlayedEpisode(episode=episode, rewards=(), score=None)
     if scorer is not None:
         recorder.reward(await _graded(scorer, plan, episode), grader_version=scorer.version)
-    if ending.status is Status.BUDGET_EXHAUSTED and not recorder.rewards:
-        unreached = RewardComponent(RewardKind.OUTCOME, 0.0, evidence="the budget ended before the task did")
+    if ending.status is not _OK and not recorder.rewards:
+        unreached = RewardComponent(RewardKind.OUTCOME, 0.0, evidence=f"{ending.status} ended it before the task did")
         recorder.reward((unreached,))
     return PlayedEpisode(episode=episode, rewards=tuple(recorder.rewards), score=recorder.score())
 
@@ -106,6 +106,9 @@ async def _converse(
         seen = context.token_ids()
         room = plan.budgets.max_tokens - len(seen)
         if room < 1:
+            if not recorder.policy_turns:  # whoever never spoke cannot be judged
+                told = f"the prompt has {len(seen)} tokens and budgets.max_tokens is {plan.budgets.max_tokens}"
+                raise EnvironmentFault(f"{told}; raise it, or shorten the prompt", transient=False)
             return Ending(StopReason.MAX_TOKENS, Status.BUDGET_EXHAUSTED)
         sampling = plan.sampling
         if sampling.max_new_tokens > room:

@@ -54,8 +54,11 @@ class PlayedEpisode:
         """Why there is no score: the episode's fault, else what a grader failed with; empty where there is one."""
         if self.score is not None:
             return ""
-        evidence = next((row.evidence for row in self.rewards if not row.valid), "")
-        return self.episode.fault or evidence or "no valid reward"
+        if self.episode.fault:
+            return self.episode.fault
+        if not self.rewards:
+            return f"{self.episode.environment} gave no reward, and no scorer grades it"
+        return next((row.evidence for row in self.rewards if not row.valid), "") or "no valid reward"
 
 
 class AsyncScorer(Protocol):

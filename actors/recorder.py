@@ -176,8 +176,9 @@ class Recorder:
             )
 
     def score(self) -> float | None:
-        """The sum of the valid components, None when any component is invalid: failure is never a reward."""
-        if any(not row.valid for row in self.rewards):
+        """The sum of the components, None when there are none or any is invalid: failure is never a reward, and
+        neither is silence."""
+        if not self.rewards or any(not row.valid for row in self.rewards):
             return None
         return float(sum(row.value or 0.0 for row in self.rewards))
 

@@ -9,15 +9,17 @@ weights outlive retention, and `best.json` in the run root names it.
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.deploy.context import RunContext
 from headrace.deploy.evaluate import evaluation_digests
 from headrace.deploy.progress import Progress
-from headrace.deploy.run_totals import mean_success
+from headrace.deploy.run_totals import check_scored
 from headrace.deploy.runtime import Runtime
 from headrace.platform.errors import HeadraceError
 from headrace.platform.evaluation.record import evaluation_of, summary_line
+from headrace.platform.evaluation.summary import summarize
 from headrace.platform.observability.loggers import Loggers
 from headrace.platform.observability.names import Metric
 from headrace.platform.records.evaluation import Evaluation
@@ -25,6 +27,25 @@ from headrace.platform.store.evaluations import EvaluationStore
 from headrace.platform.store.run_root import RunRoot
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The share of scored episodes with a score of at least 1, and the mean score."""
+
+    success: float
+    score: float
+
+    def __str__(self) -> str:
+        graded = "" if self.success == self.score else f", mean score {self.score:.3f}"
+        return f"success {self.success:.3f}{graded}"
+
+
+def measured_of(evaluation: Evaluation) -> Measured:
+    """What a scored evaluation came to."""
+    overall = summarize(evaluation).overall
+    success, score = overall.success, overall.mean_score
+    return Measured(round(success.mean, 4) if success else 0.0, round(score.mean, 4) if score else 0.0)
 
 
 class Evaluations:
@@ -45,15 +66,15 @@ class Evaluations:
         self._store = EvaluationStore(root.url)
         self._digests = evaluation_digests(context.config, renderer_digest)
         self._running: asyncio.Task[None] | None = None
-        self._best: tuple[float, int] | None = None
+        self._best: dict[str, Any] | None = None
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Version and mean score of the best version so far, None before the first evaluation."""
-        return None if self._best is None else {"version": self._best[1], "success": self._best[0]}
+        """Version, success and mean score of the best version so far, None before the first evaluation."""
+        return self._best
 
-    async def evaluate(self, version: int, step: int) -> float:
-        """Evaluate what learner step `step` published, now; returns the mean score.
+    async def evaluate(self, version: int, step: int) -> Measured:
+        """Evaluate what learner step `step` published, now.
 
         Raises:
             RunFailed: too few episodes gave a valid reward.
@@ -90,15 +111,15 @@ class Evaluations:
 
     async def _beside_training(self, version: int, step: int) -> None:
         try:
-            mean = await self._evaluate(version, step)
-            self._progress.note(f"success of version {version} on {self._config.split} tasks: {mean:.3f}")
+            measured = await self._evaluate(version, step)
+            self._progress.note(f"version {version} on {self._config.split} tasks: {measured}")
         except HeadraceError as error:
             _log.warning("evaluation of version %d failed: %s", version, error)
             self._progress.note(f"evaluation of version {version} failed: {error}")
         finally:
             await self._runtime.let_go(version)
 
-    async def _evaluate(self, version: int, step: int) -> float:
+    async def _evaluate(self, version: int, step: int) -> Measured:
         config = self._config
         claim = await asyncio.to_thread(self._store.claim, version, config.split, config.samples)
         outcomes = await self._runtime.evaluate(version, config.split, config.tasks, config.samples, claim.index)
@@ -115,22 +136,23 @@ class Evaluations:
             digests=self._digests,
         )
         await asyncio.to_thread(self._store.write, evaluation)
-        mean = mean_success(outcomes)
+        check_scored(outcomes)
         figures = summary_line(evaluation)
+        measured = measured_of(evaluation)
         figures |= {Metric.STAGE: "eval", Metric.LEARNER_STEP: step, Metric.EVAL_VERSION: version}
         self._metrics.append(figures)
-        await self._consider(evaluation, mean)
-        return mean
+        await self._consider(evaluation, measured)
+        return measured
 
-    async def _consider(self, evaluation: Evaluation, mean: float) -> None:
+    async def _consider(self, evaluation: Evaluation, measured: Measured) -> None:
         """The first of equally good versions stays the best: training longer has not helped."""
         version = evaluation.version
-        if version is None or (self._best is not None and mean <= self._best[0]):
+        if version is None or (self._best is not None and measured.score <= self._best["score"]):
             return
-        self._best = (mean, version)
+        self._best = {"version": version, "success": measured.success, "score": measured.score}
         await self._keep(version)
-        self._root.write_best({"version": version, "success": mean, "evaluation": evaluation.name})
+        self._root.write_best({**self._best, "evaluation": evaluation.name})
 
     async def _keep(self, version: int) -> None:
-        best = () if self._best is None else (self._best[1],)
+        best = () if self._best is None else (self._best["version"],)
         await self._runtime.keep(sorted({*best, version}))

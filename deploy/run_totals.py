@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.trainer.report import StepReport
 
 FEWEST_VALID = 0.5
-"""Share of evaluation episodes that must have a valid reward for their mean to be called a success."""
+"""Share of evaluation episodes that must have a valid reward for their mean to say something."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,15 +40,18 @@ class Totals:
         return sum(n for lag, n in self.lags.items() if lag >= 1) / trained if trained else 0.0
 
 
-def mean_success(outcomes: list[EpisodeOutcome]) -> float:
-    """Mean score over the episodes that say something about the policy."""
+def check_scored(outcomes: Sequence[EpisodeOutcome]) -> None:
+    """Refuse to call the mean of a few a measurement.
+
+    Raises:
+        RunFailed: fewer than half of the episodes say something about the policy.
+    """
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     if len(scores) < FEWEST_VALID * len(outcomes):
         fault = next((outcome.fault for outcome in outcomes if outcome.fault), "none was recorded")
         raise RunFailed(
             f"only {len(scores)} of {len(outcomes)} evaluation episodes gave a valid reward; the first fault: {fault}"
         )
-    return round(sum(scores) / len(scores), 4)
 
 
 def fate_totals(stats: LedgerStats) -> dict[str, int]:

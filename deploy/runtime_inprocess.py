@@ -1,10 +1,11 @@
 """Every part in this process, on one event loop, without Ray or a server: for tests, debugging and exactness.
 
 The loop is lock-step and deterministic: rounds of groups are played until a batch is ready, then the learner steps.
-The same recipe and seed give the same episodes and the same loss to the last digit. The engine, environments, store,
-learner and records are the real ones; ledger and registry are the in-memory implementations of the same contracts.
+The same recipe and seed give the same episodes and the same loss to the last digit. Engine, environments, registry,
+store, learner and records are the real ones; the ledger is the in-memory implementation of the same contract.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -13,15 +14,17 @@ from headrace.actors.plan import PlayedEpisode
 from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy.context import RunContext
 from headrace.deploy.runtime import Activity
-from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine
+from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine, open_process_log, version_cache
 from headrace.platform.errors import RunFailed
 from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.ledger.policy import batch_target
+from headrace.platform.observability.logs import close_log
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
-from headrace.platform.registry.memory import MemoryRegistry
+from headrace.platform.registry.files import FileRegistry
+from headrace.platform.registry.pins import MemoryPins
 from headrace.trainer.report import StepReport
 
 
@@ -31,14 +34,18 @@ class InprocessRuntime:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._ledger = MemoryLedger(context.run, context.limits, time.time)
-        self._registry = MemoryRegistry(self._ledger)
+        self._registry = FileRegistry(
+            context.root, self._ledger, cache_dir=version_cache(), run=context.run, pins=MemoryPins(time.time)
+        )
         self._engine = build_engine(context.config, Path(), "inprocess", inline=True)
         self._closings: list[Callable[[], Awaitable[None]]] = []
         self._fates_read = 0
         self._held: set[int] = set()
+        self._log: logging.Handler | None = None
 
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
+        self._log = open_process_log(self._context, "inprocess")
 
     async def begin(self, model_dir: Path) -> int:
         """See `Runtime.begin`."""
@@ -141,6 +148,9 @@ class InprocessRuntime:
             await closing()
         await self._engine.close()
         await self._ledger.close()
+        if self._log is not None:
+            close_log(self._log)
+            self._log = None
 
     def _newest_version(self) -> int | None:
         return max(self._engine.versions(), default=None)

@@ -107,11 +107,12 @@ class _Conductor:
         self._progress.stage("starting the parts")
         head = await self._runtime.begin(base.path)
         before = await self._evaluations.evaluate(head, 0)
-        self._summary["success_before"] = before
-        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before})
-        self._progress.note(f"success before reinforcement learning: {before:.3f}")
+        self._summary.update(success_before=before.success, score_before=before.score)
+        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before.score})
+        self._progress.note(f"before reinforcement learning: {before}")
         await self._learn()
-        self._summary["success_after"] = await self._evaluations.evaluate(self._totals.version, self._totals.steps)
+        after = await self._evaluations.evaluate(self._totals.version, self._totals.steps)
+        self._summary.update(success_after=after.success, score_after=after.score)
         self._summary["best"] = self._evaluations.best
         self._progress.stage("putting the episodes in order")
         await asyncio.to_thread(self._compact)

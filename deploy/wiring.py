@@ -4,6 +4,7 @@ Builders import heavy libraries inside, so that each process loads only what it 
 without torch.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -42,13 +43,18 @@ _CONNECT_DEADLINE_S = 30.0
 # --- shared parts -----------------------------------------------------------------------------------------------------
 
 
-def open_process_log(context: RunContext, name: str) -> None:
+def open_process_log(context: RunContext, name: str) -> logging.Handler:
     """Log to `logs/NAME.log`, with every secret that this process resolves taken out."""
     secrets = SecretValues()
     resolve(context.config.queue.redis_url, secrets)
     if context.door_token:
         secrets.add(context.door_token)
-    open_log(context.logs, name, secrets)
+    return open_log(context.logs, name, secrets)
+
+
+def version_cache() -> Path:
+    """Where this node keeps copies of versions that lie elsewhere."""
+    return Path.home() / ".cache" / "headrace" / "versions"
 
 
 async def connect_ledger(context: RunContext) -> "RedisLedger":
@@ -66,8 +72,7 @@ async def connect_registry(context: RunContext, ledger: Ledger) -> tuple[Version
     from headrace.platform.registry.redis_pins import RedisPins
 
     pins = await RedisPins.connect(resolve(context.ledger_url), context.run, connect_deadline_s=_CONNECT_DEADLINE_S)
-    cache = Path.home() / ".cache" / "headrace" / "versions"
-    registry = FileRegistry(context.root, ledger, cache_dir=cache, run=context.run, pins=pins)
+    registry = FileRegistry(context.root, ledger, cache_dir=version_cache(), run=context.run, pins=pins)
     return registry, registry.close
 
 

@@ -72,10 +72,13 @@ def train(
 def _print(summary: dict[str, Any]) -> None:
     """The summary for people."""
     fates = summary["fates"]
+    before, after = summary["score_before"], summary["score_after"]
+    graded = (before, after) != (summary["success_before"], summary["success_after"])
+    score = f"  mean score         {before:.3f} -> {after:.3f}\n" if graded else ""
     typer.echo(
         f"\n{summary['run']} is done in {summary['seconds']:.0f} s.\n"
         f"  success            {summary['success_before']:.3f} -> {summary['success_after']:.3f}"
-        f"  (before -> after {summary['learner_steps']} learner steps)\n"
+        f"  (before -> after {summary['learner_steps']} learner steps)\n{score}"
         f"  asynchrony         {summary['lag_share_ge1']:.0%} of trained episodes had a lag of 1 or more,"
         f" at most {summary['lag_max_trained']}; overlap {summary['overlap']:.2f}\n"
         f"  attempts           {fates['dispatched']} dispatched = {fates['trained']} trained"

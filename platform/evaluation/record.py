@@ -41,7 +41,7 @@ def evaluation_of(
 
 
 def summary_line(evaluation: Evaluation) -> dict[Metric, Value]:
-    """The figures for metrics, over the mean score. What was not measured is left out."""
+    """The figures for metrics; the interval is that of the mean score. What was not measured is left out."""
     summary = summarize(evaluation)
     overall = summary.overall
     line: dict[Metric, Value] = {
@@ -51,8 +51,10 @@ def summary_line(evaluation: Evaluation) -> dict[Metric, Value]:
             name: figures.mean_score.mean for name, figures in summary.environments.items() if figures.mean_score
         },
     }
+    if overall.success is not None:
+        line[Metric.EVAL_SUCCESS] = overall.success.mean
     if overall.mean_score is not None:
-        line[Metric.EVAL_SUCCESS] = overall.mean_score.mean
+        line[Metric.EVAL_SCORE] = overall.mean_score.mean
         if (ends := overall.mean_score.ends) is not None:
             line[Metric.EVAL_LOW], line[Metric.EVAL_HIGH] = ends
     return line

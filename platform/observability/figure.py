@@ -20,7 +20,8 @@ _SMOOTHING = 5
 
 
 def learning_curve(metrics_url: str, out_url: str, title: str = "") -> None:
-    """Draw success over learner steps with the SFT baseline, and below it the lag of what was trained, as PNG.
+    """Draw the mean score over learner steps with that of the policy before, and below it the lag of what was trained,
+    as PNG.
 
     Raises:
         FileNotFoundError: when there is no metrics file.
@@ -44,22 +45,19 @@ def _draw_success(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
     if steps:
         axes.plot(steps, success, color=_BLUE, alpha=0.3, linewidth=1)
         axes.plot(steps, _smooth(success), color=_BLUE, linewidth=2, label=f"training, mean of {_SMOOTHING} steps")
-    eval_steps, eval_success = _series(records, Metric.EVAL_SUCCESS)
+    eval_steps, eval_success = _series(records, Metric.EVAL_SCORE)
     if eval_steps:
         axes.plot(eval_steps, eval_success, "o", color=_GREEN, markersize=5, label="evaluation")
     baselines = _values(records, Metric.SFT_SUCCESS)
     if baselines:
-        axes.axhline(
-            baselines[-1], color=_GREY, linestyle="--", linewidth=1.5, label=f"SFT baseline, {baselines[-1]:.0%}"
-        )
+        axes.axhline(baselines[-1], color=_GREY, linestyle="--", linewidth=1.5, label=f"before, {baselines[-1]:.3g}")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", frameon=False)
     if all(0 <= value <= 1 for value in (*success, *eval_success)):  # graded rewards may leave this range
         axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("learner step")
-    axes.set_ylabel("sampled success")
+    axes.set_ylabel("mean score")
     _clean(axes)
 
 

@@ -215,7 +215,9 @@ async def play(
     """Play, and check what holds for every episode whatever happened in it."""
     played = await play_episode(plan or make_plan(), environment, renderer or CharRenderer(), engine, scorer)
     episode = played.episode
-    assert (played.score is None) == (episode.fault_owner != "none" or any(not row.valid for row in played.rewards))
+    unrewarded = not played.rewards or any(not row.valid for row in played.rewards)
+    assert (played.score is None) == (episode.fault_owner != "none" or unrewarded)
+    assert (played.score is None) == bool(played.cause)
     assert np.all([np.all(turn.action_mask <= (turn.role == Role.ASSISTANT)) for turn in episode.turns])
     check_episode(episode)
     assert episode_codec.encode(episode_codec.decode(episode_codec.encode(episode))) == episode_codec.encode(episode)

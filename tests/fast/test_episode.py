@@ -190,7 +190,14 @@ async def test_a_prompt_over_the_token_budget_is_never_sampled_from():
     engine = recording(DONE)
     played = await play(ScriptedEnvironment(), engine, plan=make_plan(budgets=Budgets(max_tokens=5)))
     assert engine.requests == []
-    assert played.episode.stop_reason is StopReason.MAX_TOKENS
+    assert (played.episode.stop_reason, played.score) == (StopReason.FAULT, None)
+    assert "tokens and budgets.max_tokens is 5" in played.cause
+
+
+async def test_an_episode_that_nobody_grades_has_no_score():
+    played = await play(World(lambda _: over()), says(DONE))
+    assert (played.episode.status, played.score) == (Status.OK, None)
+    assert played.cause == "world gave no reward, and no scorer grades it"
 
 
 async def test_a_generation_longer_than_the_budget_ends_the_episode():

@@ -60,13 +60,13 @@ def test_the_best_version_is_named(run):
         scores = [o.score for o in each.outcomes]
         means[each.version] = round(sum(scores) / len(scores), 4)
     best = max(means, key=lambda version: (means[version], -version))
-    assert summary["best"] == {"version": best, "success": means[best]}
+    assert summary["best"] == {"version": best, "success": means[best], "score": means[best]}
     assert root.read_best() == {
-        "version": best,
-        "success": means[best],
+        **summary["best"],
         "evaluation": next(each.name for each in evaluations(root) if each.version == best),
     }
     assert (summary["success_before"], summary["success_after"]) == (means[0], means[4])
+    assert (summary["score_before"], summary["score_after"]) == (means[0], means[4])
 
 
 def test_metrics_have_the_figures(run):
@@ -74,7 +74,7 @@ def test_metrics_have_the_figures(run):
     records = [record for record in read_metrics(root.metrics) if Metric.EVAL_VERSION in record]
     assert [record[Metric.EVAL_VERSION] for record in records] == [0, 1, 2, 3, 4]
     for record in records:
-        assert record[Metric.EVAL_LOW] <= record[Metric.EVAL_SUCCESS] <= record[Metric.EVAL_HIGH]
+        assert record[Metric.EVAL_LOW] <= record[Metric.EVAL_SCORE] <= record[Metric.EVAL_HIGH]
         assert set(record[Metric.EVAL_PASS_HAT]) == {"1", "2"}
         assert record[Metric.EVAL_BY_ENVIRONMENT] == {"lookup": record[Metric.EVAL_SUCCESS]}
     steps = [record for record in read_metrics(root.metrics) if Metric.LOSS in record]

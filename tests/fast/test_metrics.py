@@ -58,7 +58,7 @@ def test_learning_curve_is_a_picture(tmp_path):
     for step in range(40):
         success = 0.33 + 0.62 * (1 - 0.9**step)
         metrics.append({Metric.LEARNER_STEP: step, Metric.SUCCESS: success, Metric.LAG: {0: 40, 1: 70, 2: 18}})
-    metrics.append({Metric.LEARNER_STEP: 40, Metric.EVAL_SUCCESS: 0.96})
+    metrics.append({Metric.LEARNER_STEP: 40, Metric.EVAL_SCORE: 0.96})
     out = tmp_path / "figures" / "learning_curve.png"
     learning_curve(str(tmp_path / "metrics.jsonl"), str(out), "lookup")
     assert imread(out).shape[:2] == (900, 1200)

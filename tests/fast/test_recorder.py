@@ -12,7 +12,7 @@ from headrace.platform.testing.fakes.environment import ScriptedEnvironment
 
 def test_a_score_is_the_sum_of_valid_components_or_nothing():
     recorder = Recorder(episode_id="e")
-    assert recorder.score() == 0.0
+    assert recorder.score() is None
     recorder.reward([RewardComponent(RewardKind.OUTCOME, 1.0), RewardComponent(RewardKind.COST, -0.25)])
     assert recorder.score() == 0.75
     recorder.reward([RewardComponent(RewardKind.SAFETY, valid=False)])
