@@ -2,7 +2,8 @@
 
 Every wrong key and value of a recipe is reported at once, by its full dotted path (case V3). Sections merge key by key
 with those of the recipe that is extended; lists replace. A value that begins with `./` or `../` is a path: in a recipe
-it is relative to the recipe's folder, in an override to the current one; in the result it is absolute. Secrets stay
+it is relative to the recipe's folder, in an override to the current one. Other paths are relative to the current
+folder. In the result all are absolute, so that a stored configuration means the same everywhere. Secrets stay
 references here: they are resolved where they are used. Where the recipes lie is the caller's business, as this layer
 does not know deploy.
 """
@@ -23,6 +24,7 @@ from headrace.platform.config.yaml_text import dump, parse_yaml
 from headrace.platform.errors import ConfigError
 
 _SUFFIXES = (".yaml", ".yml")
+_PATH_KEYS = ("path", "gguf", "source", "dev", "hidden", "data", "episodes")
 _ENVIRONMENT_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
@@ -38,7 +40,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], recipes_dir: Path) 
     else:
         data = _read(_find(name_or_path, recipes_dir, Path()), recipes_dir, ())
     wrong = apply_overrides(data, overrides)
-    data = _with_absolute_paths(data, Path())
+    data = _with_files_here(_with_absolute_paths(data, Path()))
     wrong += [_spelled_out(path) for path, text in _strings(data) if literal_password(text)]
     try:
         config = RunConfig.model_validate(data)
@@ -61,6 +63,9 @@ def known_recipes(recipes_dir: Path) -> list[str]:
 
 
 def _find(name_or_path: str, recipes_dir: Path, relative_to: Path) -> Path:
+    if name_or_path.endswith(".py"):
+        name = Path(name_or_path).name
+        raise ConfigError(f"which object of {name} is the environment? Write {name}:Name")
     if name_or_path.endswith(_SUFFIXES) or "/" in name_or_path:
         path = relative_to / Path(name_or_path).expanduser()
         if not path.is_file():
@@ -119,6 +124,19 @@ def _with_absolute_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any
         return [absolute(child) for child in node] if isinstance(node, list) else node
 
     return {key: absolute(value) for key, value in data.items()}
+
+
+def _with_files_here(node: Any, key: str = "") -> Any:
+    """Plain data in which the names of files and folders of the current folder, and of `~`, are absolute."""
+    if isinstance(node, dict):
+        return {name: _with_files_here(child, name) for name, child in node.items()}
+    if isinstance(node, list):
+        return [_with_files_here(child, key) for child in node]
+    if not isinstance(node, str) or not (key in _PATH_KEYS or _ENVIRONMENT_FILE.fullmatch(node)):
+        return node
+    file, colon, attribute = node.partition(".py:")
+    path = Path(f"{file}.py" if colon else file).expanduser()
+    return f"{path.resolve()}{colon and ':'}{attribute}" if node and path.exists() else node
 
 
 def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,3 +214,46 @@ def test_the_dump_loads_to_an_equal_configuration(recipes: Path, tmp_path: Path)
 def test_known_recipes_are_the_yaml_files(recipes: Path) -> None:
     (recipes / "notes.txt").write_text("")
     assert known_recipes(recipes) == ["tiny", "tiny-slow"]
+
+
+class TestPaths:
+    def test_what_begins_with_a_dot_is_relative_to_the_recipe(self, recipes: Path, tmp_path: Path, monkeypatch) -> None:
+        folder = tmp_path / "project"
+        folder.mkdir()
+        (folder / "mine.yaml").write_text(
+            "extends: tiny\nenvironments:\n  - {name: ./maze.py:Maze, tasks: {source: ../rows.jsonl}}\n"
+        )
+        monkeypatch.chdir(recipes)
+        config = load_recipe(str(folder / "mine.yaml"), ["runs_dir=./out"], recipes)
+        assert config.environments[0].name == f"{folder}/maze.py:Maze"
+        assert config.environments[0].known_as == "Maze"
+        assert config.environments[0].tasks.source == f"{tmp_path}/rows.jsonl"
+        assert config.runs_dir == f"{recipes}/out"
+
+    def test_files_of_the_current_folder_are_stored_with_their_place(
+        self, recipes: Path, tmp_path, monkeypatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "maze.py").touch()
+        (tmp_path / "rows").mkdir()
+        overrides = ["environments=[{name: maze.py:Maze, tasks: {source: rows, dev: reasoning_gym:maze}}]"]
+        (environment,) = load_recipe("tiny", overrides, recipes).environments
+        assert environment.name == f"{tmp_path}/maze.py:Maze"
+        assert (environment.tasks.source, environment.tasks.dev) == (f"{tmp_path}/rows", "reasoning_gym:maze")
+
+    def test_a_file_with_an_environment_is_a_recipe(self, recipes: Path, tmp_path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "maze.py").touch()
+        config = load_recipe("./maze.py:BigMaze", ["model.path=folder", "environments.BigMaze.weight=2"], recipes)
+        assert (config.name, config.environments[0].weight) == ("bigmaze", 2)
+        assert config.environments[0].name == f"{tmp_path}/maze.py:BigMaze"
+        with pytest.raises(ConfigError, match=r"there is no file nowhere\.py"):
+            load_recipe("nowhere.py:Maze", [], recipes)
+        with pytest.raises(ConfigError, match=r"give exactly one of model.path|model: required"):
+            load_recipe("maze.py:BigMaze", [], recipes)
+
+    def test_a_python_file_without_an_object_says_what_is_missing(self, recipes: Path, tmp_path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "maze.py").write_text("class Maze: ...\n")
+        with pytest.raises(ConfigError, match=r"which object of maze.py is the environment\? Write maze.py:Name"):
+            load_recipe("./maze.py", [], recipes)
