@@ -4,7 +4,7 @@ SHELL := /bin/bash
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check evidence clean
+.PHONY: help setup demo test test-fast check docs evidence clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|'
@@ -26,6 +26,9 @@ test-fast: setup ## The fast tests alone.
 
 check: setup ## What must hold before a commit: format, lint, types, layers, fast tests.
 	@.venv/bin/python tests/runner.py lint fast
+
+docs: setup ## Build the documentation site into site/.
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 evidence: setup ## Run the benchmarks and write benchmarks/results/DATE.json.
 	@.venv/bin/python scripts/evidence.py

@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -29,7 +29,9 @@ headrace train lookup seed=1 learner.lr=3e-4 environments.lookup.weight=2 'envir
 
 - `extends: lookup` starts from another recipe (a name, or a path beside the file). Sections merge key by key; lists
   replace.
-- Values of overrides are YAML. Items of a list are named by position or by their `name`.
+- Values of overrides are YAML. Items of a list are named by position, by their `name` or `alias`, or by the last part of a
+  name such as `./maze.py:Maze`.
+- A path that begins with `./` or `../` is relative to the recipe's file; others, and those in overrides, to the current folder.
 - Unknown keys, keys that stand twice and wrong values are errors, all listed at once, each with the nearest known key
   or with what was expected. The exit code is 2 and nothing has started.
 - Secrets are written as `${env:NAME}` or `${file:PATH}` and read where they are used; the run root keeps the reference.
@@ -55,6 +57,9 @@ def _sections(model: type[BaseModel], path: str) -> list[tuple[str, type[BaseMod
 def _section(model: type[BaseModel], path: str) -> str:
     rows = [_row(path, name, field) for name, field in model.model_fields.items()]
     title = f"`{path}`" if path else "The root"
+    kind = model.model_fields.get("kind")
+    if kind is not None and kind.is_required() and (kinds := get_args(kind.annotation)):
+        title += f" of kind `{kinds[0]}`"
     doc = " ".join((model.__doc__ or "").split())
     return f"\n## {title}\n{doc}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
