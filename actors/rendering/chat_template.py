@@ -46,16 +46,19 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not Jinja2: {error}") from error
-        self._variables = {**variables, "add_generation_prompt": True}
+        self._variables = dict(variables)
 
-    def apply(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a prompt.
+    def apply(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], speaks: bool = True
+    ) -> str:
+        """The text of a prompt, or with `speaks` false that of a conversation after which nobody speaks.
 
         Raises:
             ConfigError: when the template refuses these messages, or fails.
         """
         try:
-            return self._template.render(messages=messages, tools=tools or None, **self._variables)
+            variables = {**self._variables, "add_generation_prompt": speaks}
+            return self._template.render(messages=messages, tools=tools or None, **variables)
         except Exception as error:  # the boundary: a template is a stranger's program
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(

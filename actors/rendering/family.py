@@ -11,7 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace.actors.rendering.chat_form import chat_message, chat_tools
+from headrace.actors.rendering.library_tokenizer import LibraryTokenizer
 from headrace.actors.rendering.plain_text import PlainText
+from headrace.actors.rendering.said import THINK, closed_thought, through_stop
 from headrace.actors.rendering.tool_formats import ToolFormat
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.errors import ConfigError
@@ -51,6 +53,8 @@ class FamilyRenderer:
         self._stop_set = frozenset(self.stop_token_ids)
         self.digest = digest_value([tokenizer.to_str(), settings, tool_format.signature, self.stop_token_ids])
         self.thinks = thinks
+        self._opened = opened
+        self._encode = LibraryTokenizer(tokenizer).encode
         # A conversation to bridge from. What was said makes no difference, as long as no thought is left open.
         self._before = inner.render_ids([{"role": "user", "content": "u"}], add_generation_prompt=True)
         self._cut_off = tokenizer.encode("</think>a" if opened else "a", add_special_tokens=False).ids
@@ -58,10 +62,29 @@ class FamilyRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """See `Renderer.render`. Raises ConfigError for what the family's template refuses."""
+        return self._ids(messages, tools, speaks=True)
+
+    def said(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """See `SaysTurns.said`."""
+        prompt, whole = self._ids(messages[:-1], tools, speaks=True), self._ids(messages, tools, speaks=False)
+        if whole[: len(prompt)] == prompt:
+            return through_stop(whole[len(prompt) :], self._stop_set)
+        reasoning = messages[-1].reasoning
+        if not (self._opened and reasoning):
+            return None
+        # The prompt opens a thought where the history shows none.
+        opening = self._encode(f"{THINK}\n")
+        bare = prompt[: -len(opening)]
+        turn = whole[len(bare) :]
+        if prompt != [*bare, *opening] or whole[: len(bare)] != bare or turn[:1] == opening[:1]:
+            return None
+        return through_stop([*self._encode(closed_thought(self._cut(reasoning))), *turn], self._stop_set)
+
+    def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec], speaks: bool) -> list[int]:
         forms = [chat_message(message, self._cut(message.content), self._cut) for message in messages]
         schemas = chat_tools(tools, self._cut) or None
         try:
-            return list(self._inner.render_ids(forms, tools=schemas, add_generation_prompt=True))
+            return list(self._inner.render_ids(forms, tools=schemas, add_generation_prompt=speaks))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"this family of models cannot render the conversation: {error}") from error
 

@@ -19,6 +19,8 @@ from headrace.platform.errors import ConfigError
 
 # A template for tools comes first: agents are what headrace is for, and it serves conversations without tools as well.
 _TEMPLATE_NAMES = ("tool_use", "default")
+# What the library of tokenizers takes for an id.
+_MOST_IDS = 2**32
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -80,7 +82,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 def _settings(path: Path) -> RendererSettings:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RendererSettings) if path.is_file() else RendererSettings()
-    except msgspec.DecodeError as error:
+    except (OSError, RecursionError, msgspec.DecodeError) as error:
         known = ", ".join(RendererSettings.__struct_fields__)
         raise ConfigError(f"{path}: {error}; its keys are {known}") from error
 
@@ -95,34 +97,60 @@ def _special_tokens(path: Path) -> dict[str, str]:
 
 def _stop_tokens(path: Path, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> tuple[str, ...]:
     """The end-of-sequence token, and those that the model was tuned to end with, without repeats."""
-    ids = _read_json(path / "generation_config.json").get("eos_token_id", [])
-    named = [tokenizer.id_to_token(token_id) for token_id in (ids if isinstance(ids, list) else [ids])]
-    tokens = [special_tokens.get("eos_token"), *named]
+    file = path / "generation_config.json"
+    ids = _read_json(file).get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if wrong := [each for each in ids if type(each) is not int or not 0 <= each < _MOST_IDS]:
+        raise ConfigError(f"{file}: eos_token_id must be a token's id or a list of ids, not {wrong[0]!r}")
+    tokens = [special_tokens.get("eos_token"), *map(tokenizer.id_to_token, ids)]
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
 
 def _template(path: Path, name: str) -> str:
     """The chat template's text: a file of its own, or a string, or one of several with names."""
     if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text()
+        return _read_text(path / "chat_template.jinja")
     for file in ("chat_template.json", "tokenizer_config.json"):
         template = _read_json(path / file).get("chat_template")
         if isinstance(template, list):
-            named = {each["name"]: each["template"] for each in template}
-            chosen = name or next((each for each in _TEMPLATE_NAMES if each in named), "")
-            if chosen not in named:
-                raise ConfigError(
-                    f'{path / file} has no chat template {chosen!r}; name one of {", ".join(named)} as "template"'
-                    " in renderer.json"
-                )
-            template = named[chosen]
+            template = _named_template(path / file, template, name)
         if isinstance(template, str):
             return template
+        if template is not None:
+            raise ConfigError(f"{path / file}: chat_template must be text or a list, not {type(template).__name__}")
     return ""
+
+
+def _named_template(file: Path, templates: list[Any], name: str) -> str:
+    named: dict[str, str] = {
+        each["name"]: each["template"]
+        for each in templates
+        if isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str)
+    }
+    if len(named) < len(templates):
+        raise ConfigError(f'{file}: chat_template must be a list of {{"name": …, "template": …}}, each name once')
+    chosen = name or next((each for each in _TEMPLATE_NAMES if each in named), "")
+    if chosen not in named:
+        raise ConfigError(
+            f'{file} has no chat template {chosen!r}; name one of {", ".join(named)} as "template" in renderer.json'
+        )
+    return named[chosen]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
-    except ValueError as error:
+        value = json.loads(_read_text(path)) if path.is_file() else {}
+    except (RecursionError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path} is not a JSON object: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object but a {type(value).__name__}")
+    return value

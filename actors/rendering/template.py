@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from headrace.actors.rendering.chat_form import chat_message, chat_tools
 from headrace.actors.rendering.chat_template import DEFAULT_DAY, ChatTemplate
 from headrace.actors.rendering.plain_text import CLOSE, CUT, OPEN, PlainText
+from headrace.actors.rendering.said import THINK, closed_thought, through_stop
 from headrace.actors.rendering.tool_formats import ToolFormat
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.errors import ConfigError
@@ -97,6 +98,15 @@ class TemplateRenderer:
         ended = bool(token_ids) and token_ids[-1] in self._stop_set
         return self._tool_format.parse(self.decode(token_ids[:-1] if ended else token_ids))
 
+    def said(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """See `SaysTurns.said`."""
+        for start in (0, len(messages) - 1):  # in its conversation, or alone where the template rewrites that
+            before = messages[start:-1] or (Message(Role.USER, "u"),)
+            if (turn := self._turn(before, messages[-1], tools)) is not None:
+                pieces = self._encoded(turn)
+                return through_stop(self._filled(pieces, [*before, messages[-1]]), self._stop_set)
+        return None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Renderer.decode`."""
         if (words := self._words) is not None:
@@ -107,9 +117,24 @@ class TemplateRenderer:
         text: str = self._scaffold.decode(token_ids, skip_special_tokens=False)
         return text
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], speaks: bool = True) -> str:
         """The prompt as the template writes it, with marks for contents and cuts."""
-        return self._template.apply(self._forms(messages), chat_tools(tools, self._plain.cut))
+        return self._template.apply(self._forms(messages), chat_tools(tools, self._plain.cut), speaks)
+
+    def _turn(self, before: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> str | None:
+        """What the template puts after the prompt `before`, once the turn that follows is there; None where it writes
+        `before` otherwise then. A prompt that opens a thought is told from a template that shows none."""
+        prompt, whole = self._text(before, tools), self._text([*before, message], tools, speaks=False)
+        if whole.startswith(prompt):
+            return whole[len(prompt) :]
+        bare, opened, _ = prompt.rpartition(THINK)
+        if not opened or not prompt.rstrip().endswith(THINK) or not message.reasoning:
+            return None
+        whole = self._text([*before, msgspec.structs.replace(message, reasoning="")], tools, speaks=False)
+        turn = whole[len(bare) :]
+        if not whole.startswith(bare) or turn.startswith(THINK):
+            return None
+        return closed_thought(self._plain.cut(message.reasoning)) + turn
 
     def _prompt_of(self, signature: Signature, tools: bytes) -> Scaffold:
         return self._encoded(self._text(_messages(signature), _decode_tools(tools)))

@@ -60,8 +60,8 @@ TOKENS = {
 }
 ALL_MARKERS = tuple(dict.fromkeys(token for tokens in TOKENS.values() for token in tokens))
 
-# The shape of the harmony format: one call a turn, whose tool the result names; what is thought stays while calls
-# follow; contents of tools are quoted.
+# The shape of the harmony format: one call a turn, whose tool the result names; what is thought stays until an answer
+# follows; contents of tools are quoted; the last answer is shown as it was sampled.
 HARMONY_TEMPLATE = """\
 {%- set last = namespace(name=none) -%}
 <|start|>system<|message|>Current date: {{ strftime_now("%Y-%m-%d") }}<|end|>
@@ -73,13 +73,19 @@ HARMONY_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == "assistant" and message.tool_calls -%}
 {%- if message.content and message.thinking %}{{ raise_exception("content and thinking beside a call") }}{% endif -%}
-{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif -%}
+{%- set answers = messages[loop.index:] | selectattr("role", "equalto", "assistant") | rejectattr("tool_calls") -%}
+{%- if message.thinking and not answers | list -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>
+{%- endif -%}
 {%- set call = message.tool_calls[0].function -%}
 <|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
 {{- call.arguments | tojson }}<|call|>
 {%- set last.name = call.name -%}
 {%- elif message.role == "assistant" -%}
-<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- set speaks_last = loop.last and not add_generation_prompt -%}
+{%- if speaks_last and message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>
+{%- endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}{{ "<|return|>" if speaks_last else "<|end|>" }}
 {%- elif message.role == "tool" -%}
 {%- if last.name is none %}{{ raise_exception("a result without a call") }}{% endif -%}
 <|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>

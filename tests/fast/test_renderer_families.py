@@ -1,6 +1,7 @@
 """Renderers of known families: golden prompts, conformance, and what each can and cannot bridge."""
 
 import functools
+import json
 import re
 
 import pytest
@@ -218,6 +219,17 @@ def test_what_a_family_says_is_read(family):
     assert (parsed.reasoning, parsed.content, parsed.error) == (reasoning, content, "")
     assert tuple((call.name, call.arguments) for call in parsed.tool_calls) == calls
     assert [call.call_id for call in parsed.tool_calls] == [f"call_{index}" for index in range(len(calls))]
+
+
+def test_a_text_that_looks_like_a_number_comes_back_as_it_was_written():
+    for family in ("qwen3-coder", "qwen3.5"):
+        renderer = family_renderer(family)
+        for written in ("12345", "007", "1e3", "true", "null", '"x"', "[1, {}]"):
+            call = CODER_CALL(1).replace("\n1\n", f"\n{written}\n")
+            (read,) = renderer.parse(sampled(f"<think>hm</think>{call}")).tool_calls
+            assert read.arguments["terms"] == (json.loads(written) if written.startswith("[") else written)
+            turn = Message(Role.ASSISTANT, tool_calls=(read,))
+            assert call in renderer.decode(renderer.render([USER, turn, result("2")], ()))
 
 
 # case X1: cut off in the middle of a call

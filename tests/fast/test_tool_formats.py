@@ -78,8 +78,18 @@ def test_hermes_calls_are_read():
     ("text", "error"),
     [
         ('<tool_call>{"name": "f"', "not closed"),
-        ("</tool_call>", "not closed"),
-        ('</tool_call><tool_call>{"name": "f"}', "stands before"),
+        ("</tool_call>", "without its <tool_call>"),
+        ('</tool_call><tool_call>{"name": "f"}', "not closed"),
+        (block('{"name": "f"}') + "</tool_call>", "without its <tool_call>"),
+        (block('{"name": "f"}}'), "not valid JSON: Extra data"),
+        (block('{"name": "f", "parameters": {"a": 1}}'), 'not "parameters"; arguments stand in "arguments"'),
+        (block('{"name": "f", "args": {"a": 1}}'), 'not "args"'),
+        (block('{"name": "f", "input": {"a": 1}}'), 'not "input"'),
+        (block('{"name": "f", "arguments": {}, "k": 1}'), 'not "k"'),
+        (block('{"type": "function", "function": {"name": "f"}}'), 'with "name" and "arguments"'),
+        (block('{"name": "f", "arguments": {"a": 1}, "arguments": {}}'), 'the key "arguments" is given twice'),
+        (block('{"name": "f", "arguments": {"a": 1, "a": 2}}'), 'the key "a" is given twice'),
+        (block('{"name": "f", "arguments": {"a": "</tool_call>'), "not valid JSON"),
         (block("<tool_call>{}</tool_call>"), "not valid JSON"),
         (block('{"name": "f", "arguments": {"a": 1'), "not valid JSON"),
         (block('{"name": "f", "arguments": "{}"}'), '"arguments" of f must be a JSON object, not str'),
@@ -103,6 +113,56 @@ def test_hermes_calls_that_cannot_be_read_are_explained(text, error):
     assert error in parsed.error
     assert parsed.tool_calls == ()
     parsed.error.encode()
+
+
+def test_keys_that_say_nothing_more_are_allowed():
+    call = {"id": "c1", "type": "function", "name": "f", "arguments": {"a": 1}}
+    assert HERMES.parse(block(json.dumps(call))).tool_calls == (ToolCall("f", {"a": 1}, "call_0"),)
+
+
+QUOTED = "</tool_call>", "<tool_call>", "<think>", "</think>", "<tool_call></think></tool_call>"
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_a_tag_inside_of_an_argument_is_part_of_it(text):
+    for tool_format, call in (
+        (HERMES, block(json.dumps({"name": "f", "arguments": {"a": text}}))),
+        (CODER, function(parameter("a", text))),
+        (LLAMA, json.dumps({"name": "f", "parameters": {"a": text}})),
+        (DEEPSEEK, f"{CALLS}{CALL}f{SEP}{json.dumps({'a': text})}{NO_CALL}{NO_CALLS}"),
+    ):
+        if tool_format is CODER and "<tool_call>" in text:
+            continue  # what a parameter without an end would look like
+        parsed = tool_format.parse(call)
+        assert (parsed.content, parsed.reasoning, parsed.error) == ("", "", ""), tool_format.signature
+        assert parsed.tool_calls == (ToolCall("f", {"a": text}, "call_0"),)
+        again = tool_format.parse(f"<think>hm</think>{call}")
+        assert (again.reasoning, again.tool_calls) == ("hm", parsed.tool_calls)
+
+
+def test_a_parameter_that_is_not_closed_does_not_swallow_the_next_call():
+    """case X1"""
+    parsed = CODER.parse(block("<function=f><parameter=a>1</function>") + function(parameter("a", 2)))
+    assert "every parameter is" in parsed.error
+
+
+# case X2
+def test_what_is_said_before_a_thought_is_no_thought():
+    call = block(json.dumps({"name": "f"}))
+    parsed = HERMES.parse(f"hi <think>x</think>{call}")
+    assert (parsed.content, parsed.reasoning, len(parsed.tool_calls)) == ("hi", "x", 1)
+    unclosed = HERMES.parse(f"hi <think>x {call}")
+    assert (unclosed.content, unclosed.reasoning, unclosed.tool_calls) == ("hi", f"x {call}", ())
+    second = HERMES.parse(f"<think>x</think>hi <think>y</think>{call}<think>z {call}")
+    assert (second.content, second.reasoning, len(second.tool_calls)) == ("hi", f"x\ny\nz {call}", 1)
+    before = HERMES.parse(f"{call} <think>x")
+    assert (before.reasoning, len(before.tool_calls)) == ("x", 1)
+
+
+# case X2
+def test_a_thought_may_mention_tags_of_calls():
+    parsed = HERMES.parse(f"<think>a <tool_call> is needed</think>so{block(json.dumps({'name': 'f'}))}")
+    assert (parsed.reasoning, parsed.content, len(parsed.tool_calls)) == ("a <tool_call> is needed", "so", 1)
 
 
 # case X2
@@ -134,12 +194,16 @@ def function(*parameters, name="f"):
 @pytest.mark.parametrize(
     ("written", "value"),
     [
-        ("\n5\n", 5),
-        ("-1.5", -1.5),
+        ("\n5\n", "5"),
+        ("12345", "12345"),
+        ("-1.50", "-1.50"),
+        ("\n [1]\n", [1]),
+        ("[1", "[1"),
+        ('{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
         ("\n[1, {}]\n", [1, {}]),
         ('{"a": null}', {"a": None}),
-        ("true", True),
-        ("null", None),
+        ("true", "true"),
+        ("null", "null"),
         ("True", "True"),
         ("\n  def f():\n    pass\n\n", "  def f():\n    pass\n"),
         ('"5"', '"5"'),
@@ -150,7 +214,7 @@ def function(*parameters, name="f"):
         ("<b>&", "<b>&"),
     ],
 )
-def test_untyped_parameters_are_json_where_they_can_be_and_text_where_not(written, value):
+def test_untyped_parameters_are_text_but_for_objects_and_lists(written, value):
     parsed = CODER.parse(f"so\n\n{function(parameter('k', written))}")
     assert (parsed.error, parsed.content) == ("", "so")
     assert parsed.tool_calls == (ToolCall("f", {"k": value}, "call_0"),)
@@ -187,12 +251,16 @@ def test_parallel_calls_are_read_in_every_format():
         (CODER, function("<parameter=k>1"), "f: every parameter is"),
         (CODER, function("say", parameter("k", 1)), "f: every parameter is"),
         (CODER, function(parameter("k", 1), "say"), "f: every parameter is"),
+        (CODER, function(parameter("k", 1), parameter("k", 2)), "the parameter k is given twice"),
         (LLAMA, '{"name": "f", "parameters": {"a": 1', "not valid JSON"),
         (LLAMA, '{"name": "f", "parameters": "{}"}', '"parameters" of f must be a JSON object, not str'),
         (LLAMA, '{"name": "f", "parameters": {}} done', "nothing may follow"),
         (LLAMA, '{"name": "f", "parameters": {}}; so', "not valid JSON"),
         (LLAMA, '<|python_tag|>print("x")', "not valid JSON"),
         (LLAMA, '{"name": 1, "parameters": {}}', 'with "name" and "parameters"'),
+        (LLAMA, '{"name": "f", "parameters": {}, "k": 1}', 'not "k"'),
+        (LLAMA, '{"name": "f", "parameters": {}, "arguments": {"a": 1}}', 'not "arguments"'),
+        (LLAMA, '<|python_tag|>{"name": "f", "input": {"a": 1}}', 'not "input"; arguments stand in "parameters"'),
         (DEEPSEEK, f"{CALLS}{CALL}function{SEP}f\n```json\n{{", "is not closed"),
         (DEEPSEEK, f"{CALLS}{CALL}function{SEP}f\n```json\n{{\n```{NO_CALL}{NO_CALLS}", "of f are not valid JSON"),
         (DEEPSEEK, f'{CALLS}{CALL}f{SEP}"{{}}"{NO_CALL}{NO_CALLS}', '"arguments" of f must be a JSON object, not str'),
@@ -212,6 +280,14 @@ def test_calls_that_cannot_be_read_are_explained(tool_format, text, error):
     parsed = tool_format.parse(text)
     assert error in parsed.error
     assert parsed.tool_calls == ()
+
+
+def test_arguments_of_llama_may_be_called_as_their_key_is():
+    for key, other in (("arguments", "parameters"), ("parameters", "arguments")):
+        parsed = LLAMA.parse(json.dumps({"name": "get", key: {other: "a"}}))
+        assert parsed.tool_calls == (ToolCall("get", {other: "a"}, "call_0"),)
+    answer = '{"name": "Bob", "says": {"parameters": 1}}'
+    assert LLAMA.parse(answer).content == answer
 
 
 @pytest.mark.parametrize(
@@ -294,7 +370,7 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(), json_values, max_size=2))
 def test_arguments_are_read_as_written_or_refused(arguments):
     """case X1: whatever JSON a model writes, the episode that holds it can be stored."""
-    parsed = HERMES.parse(block(json.dumps({"name": "f", "arguments": arguments}).replace("</tool_call>", "")))
+    parsed = HERMES.parse(block(json.dumps({"name": "f", "arguments": arguments})))
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(parsed), type=type(parsed))
     assert stored == parsed
     assert parsed.error or parsed.tool_calls[0].arguments == arguments

@@ -6,7 +6,7 @@ makes of a tag. It knows no tools, so arguments are what is written; a world che
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.actors.rendering.tool_formats.base import ToolFormat
+from headrace.actors.rendering.tool_formats.base import TaggedFormat, ToolFormat
 from headrace.actors.rendering.tool_formats.deepseek import DeepSeekToolFormat, bar_token
 from headrace.actors.rendering.tool_formats.gpt_oss import GptOssToolFormat
 from headrace.actors.rendering.tool_formats.hermes import HermesToolFormat
@@ -18,8 +18,8 @@ from headrace.platform.errors import ConfigError
 
 __all__ = ["ToolFormat", "build_tool_format", "tool_format_of"]
 
-# Formats whose thoughts stand between <think> tags, before what is said.
-_TAGGED: dict[str, Callable[[], ToolFormat]] = {
+# Formats whose thoughts stand between <think> tags.
+_TAGGED: dict[str, Callable[[], TaggedFormat]] = {
     "hermes": HermesToolFormat,
     "qwen3-coder": QwenCoderToolFormat,
     "llama-3": LlamaToolFormat,

@@ -1,19 +1,23 @@
 """The calls of DeepSeek: special tokens with full-width bars around names and JSON."""
 
 import re
+from collections.abc import Iterator
 
 from headrace.actors.rendering.tool_formats.base import call_with, read_json
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.records.message import ToolCall
 
+_BAR = "\uff5c"
+
 
 def bar_token(name: str) -> str:
     """DeepSeek's special token of this name: full-width bars, and a low block for every space."""
-    return f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
+    return f"<{_BAR}{name.replace(' ', chr(0x2581))}{_BAR}>"
 
 
 _ALL_BEGIN, _ALL_END = bar_token("tool calls begin"), bar_token("tool calls end")
 _BEGIN, _END, _SEPARATOR = bar_token("tool call begin"), bar_token("tool call end"), bar_token("tool sep")
+_WHOLE = re.compile(f"{re.escape(_BEGIN)}[^{_BAR}]*{re.escape(_SEPARATOR)}[^{_BAR}]*{re.escape(_END)}")
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
@@ -48,6 +52,10 @@ class DeepSeekToolFormat:
         if not calls or section.partition(_BEGIN)[0].strip():
             return ParsedMessage(content, error=f"every tool call begins with {_BEGIN}")
         return ParsedMessage(content, "", tuple(calls))
+
+    def quotes(self, text: str) -> Iterator[tuple[int, int]]:
+        """See `TaggedFormat.quotes`."""
+        return (match.span() for match in _WHOLE.finditer(text))
 
 
 def _call(body: str, index: int) -> ToolCall | str:

@@ -1,7 +1,9 @@
 """The calls of Hermes and Qwen models: JSON between tags."""
 
-from headrace.actors.rendering.tool_formats.base import json_call
-from headrace.actors.rendering.tool_formats.blocks import parse_blocks
+from collections.abc import Iterator
+
+from headrace.actors.rendering.tool_formats.base import json_call, json_end
+from headrace.actors.rendering.tool_formats.blocks import block_quotes, parse_blocks
 from headrace.platform.contracts import ParsedMessage
 
 
@@ -12,4 +14,8 @@ class HermesToolFormat:
 
     def parse(self, text: str) -> ParsedMessage:
         """See `ToolFormat.parse`."""
-        return parse_blocks(text, lambda body, index: json_call(body, "arguments", index))
+        return parse_blocks(text, json_end, lambda body, index: json_call(body, "arguments", index))
+
+    def quotes(self, text: str) -> Iterator[tuple[int, int]]:
+        """See `TaggedFormat.quotes`."""
+        return block_quotes(text, json_end)

@@ -1,13 +1,14 @@
 """The calls of Llama 3: a turn that is nothing but JSON."""
 
-import json
+import re
+from collections.abc import Iterator
 
-from headrace.actors.rendering.tool_formats.base import json_call
+from headrace.actors.rendering.tool_formats.base import json_call, json_end, read_json
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.records.message import ToolCall
 
 _TAG = "<|python_tag|>"
-_decoder = json.JSONDecoder()
+_BEFORE = re.compile(rf"(?:\A|</think>)\s*(?:{re.escape(_TAG)})?\s*(?=\{{)")
 
 
 class LlamaToolFormat:
@@ -28,17 +29,21 @@ class LlamaToolFormat:
         calls: list[ToolCall] = []
         while written:
             body, written = _object(written)
-            key = next((key for key in ("parameters", "arguments") if f'"{key}"' in body), "")
+            key = _key(body)
+            if not (key or said.startswith(_TAG)):
+                return ParsedMessage(said)
             call = json_call(body, key or "parameters", len(calls))
             if isinstance(call, str):
                 return ParsedMessage("", error=call)
-            if not (key or said.startswith(_TAG)):
-                return ParsedMessage(said)
             calls.append(call)
             if written and not written.startswith(("{", ";")):
                 return ParsedMessage("", error="nothing may follow a tool call in the same turn")
             written = written.removeprefix(";").lstrip()
         return ParsedMessage("", "", tuple(calls))
+
+    def quotes(self, text: str) -> Iterator[tuple[int, int]]:
+        """See `TaggedFormat.quotes`. No tag opens a call, so it is told by what it follows: nothing, or a thought."""
+        return ((match.end(), json_end(text, match.end())) for match in _BEFORE.finditer(text))
 
 
 def _names_first(text: str) -> bool:
@@ -46,10 +51,16 @@ def _names_first(text: str) -> bool:
     return text.startswith("{") and text[1:].lstrip().startswith('"name"')
 
 
-def _object(text: str) -> tuple[str, str]:
-    """The first JSON value and what follows it; all of a text that has none."""
+def _key(body: str) -> str:
+    """The key of this object that holds arguments, if any does; what cannot be read is taken for a call."""
     try:
-        _, end = _decoder.raw_decode(text)
-    except (ValueError, RecursionError):
-        return text, ""
+        call = read_json(body)
+    except ValueError:
+        return "parameters"
+    return next((key for key in ("parameters", "arguments") if isinstance(call, dict) and key in call), "")
+
+
+def _object(text: str) -> tuple[str, str]:
+    """The first JSON object and what follows it; all of a text that has none."""
+    end = json_end(text) or len(text)
     return text[:end], text[end:].lstrip()
