@@ -1,14 +1,18 @@
 """What a foreign environment returned, checked where it returned it: a wrong type is the environment's fault.
 
-The message names the method, its file and line, what came and what is expected. Values are not judged here.
+The message names the method, its file and line, what came and what is expected. Values are not judged here, but that a
+number is finite. Scalars of numpy and the like become Python's, and names of members the members, so that no later hop
+meets what it cannot write down or takes for something else; so go on with what the functions return.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.actors.frames import defined_at
+from headrace.actors.scoring.values import plain_flag, plain_number, plain_reward
 from headrace.platform.errors import EnvironmentFault
 from headrace.platform.records.message import (
     Cost,
@@ -19,32 +23,40 @@ from headrace.platform.records.message import (
     StepResult,
     ToolSpec,
 )
-from headrace.platform.records.status import Status
+from headrace.platform.records.status import Role, Status
 
-_STEP_FIELDS = (("status", Status), ("cost", Cost))
+M = TypeVar("M", bound=StrEnum)
+S = TypeVar("S", Observation, StepResult)
+_TEXTS = ("content", "reasoning", "tool_call_id")
+_COUNTS = ("prompt_tokens", "sampled_tokens", "tool_calls")
 
 
 def checked_observation(value: Any, method: Callable[..., Any]) -> Observation:
-    """`value`, if `method` may return it from a reset. Raises EnvironmentFault."""
+    """`value` with plain fields, if `method` may return it from a reset. Raises EnvironmentFault."""
     if not isinstance(value, Observation):
         raise _wrong(method, "", value, "a headrace.Observation")
-    _check_said(value, method)
-    return value
+    return _checked_said(value, method)
 
 
 def checked_step(value: Any, method: Callable[..., Any]) -> StepResult:
-    """`value`, if `method` may return it from a step. Raises EnvironmentFault."""
+    """`value` with plain fields, if `method` may return it from a step. Raises EnvironmentFault."""
     if not isinstance(value, StepResult):
         raise _wrong(method, "", value, "a headrace.StepResult")
-    _check_said(value, method)
-    for field, kind in _STEP_FIELDS:
-        if not isinstance(getattr(value, field), kind):
-            raise _wrong(method, field, getattr(value, field), f"a {kind.__name__}")
+    result = _checked_said(value, method)
     _check_items(method, "rewards", value.rewards, RewardComponent)
-    for reward in value.rewards:
-        if not isinstance(reward.value, int | float):
-            raise _wrong(method, "the value of a reward", reward.value, "a number")
-    return value
+    if not isinstance(value.cost, Cost):
+        raise _wrong(method, "cost", value.cost, "a Cost")
+    try:
+        found: dict[str, Any] = {
+            "rewards": tuple(map(plain_reward, value.rewards)),
+            "terminated": plain_flag(value.terminated, "terminated"),
+            "truncated": plain_flag(value.truncated, "truncated"),
+            "status": _member(Status, value.status, "status", method),
+            "cost": _plain_cost(value.cost),
+        }
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFault(f"{_name(method)} returned {error}", transient=False) from None
+    return msgspec.structs.replace(result, **found)
 
 
 def checked_tools(value: Any, method: Callable[..., Any]) -> Sequence[ToolSpec]:
@@ -54,21 +66,42 @@ def checked_tools(value: Any, method: Callable[..., Any]) -> Sequence[ToolSpec]:
     return tools
 
 
-def _check_said(value: Observation | StepResult, method: Callable[..., Any]) -> None:
+def _checked_said(value: S, method: Callable[..., Any]) -> S:
     """What observations and results have in common."""
     _check_items(method, "messages", value.messages, Message)
-    for message in value.messages:
-        if not isinstance(message.content, str):
-            raise _wrong(method, "the content of a message", message.content, "text")
-    if not isinstance(value.state_hash, HashPair):
-        raise _wrong(method, "state_hash", value.state_hash, "a HashPair, such as headrace.hash_value(state) gives")
+    messages = tuple(_checked_message(message, method) for message in value.messages)
+    hashes = value.state_hash
+    if not (isinstance(hashes, HashPair) and isinstance(hashes.raw, str) and isinstance(hashes.canonical, str)):
+        raise _wrong(method, "state_hash", hashes, "a HashPair, such as headrace.hash_value(state) gives")
     if not isinstance(value.metadata, dict):
         raise _wrong(method, "metadata", value.metadata, "a dict")
     if value.metadata:
         try:
             msgspec.json.encode(value.metadata)
+            msgspec.msgpack.encode(value.metadata)  # as it is stored: whole numbers have 64 bits
         except Exception as error:  # case X16: what no hop can carry is refused at the first
             raise EnvironmentFault(f"{_name(method)} returned metadata that is not JSON: {error}", False) from error
+    return msgspec.structs.replace(value, messages=messages)
+
+
+def _checked_message(message: Message, method: Callable[..., Any]) -> Message:
+    for field in _TEXTS:
+        if not isinstance(getattr(message, field), str):
+            raise _wrong(method, f"the {field} of a message", getattr(message, field), "text")
+    role = _member(Role, message.role, "the role of a message", method)
+    return message if role is message.role else msgspec.structs.replace(message, role=role)
+
+
+def _plain_cost(cost: Cost) -> Cost:
+    found = {field: plain_number(getattr(cost, field), f"{field} of a Cost") for field in cost.__struct_fields__}
+    return msgspec.structs.replace(cost, **(found | {field: int(found[field]) for field in _COUNTS}))
+
+
+def _member(kind: type[M], value: Any, field: str, method: Callable[..., Any]) -> M:
+    """The member that `value` is or names."""
+    if isinstance(value, str) and value in list(kind):
+        return kind(value)
+    raise _wrong(method, field, value, f"a {kind.__name__}: {', '.join(kind)}")
 
 
 def _check_items(method: Callable[..., Any], field: str, value: Any, kind: type) -> None:

@@ -44,8 +44,8 @@ def build_scorer(kind: str, args: Mapping[str, Any]) -> Scorer:
         return own
     if not is_target(kind):
         near = get_close_matches(kind, SCORERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCORERS)}"
-        raise ConfigError(f"no scorer {kind!r}; {hint}, or your own as ./file.py:Name")
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCORERS)}."
+        raise ConfigError(f"no scorer {kind!r}; {hint} Your own is written ./file.py:Name")
     value, origin = load_target(kind)
     scorer: Any
     if inspect.isclass(value):

@@ -7,14 +7,13 @@ is what a tool said (case E3).
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from headrace.actors.frames import defined_at
+from headrace.actors.scoring.values import plain_number, plain_reward
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest
 from headrace.platform.records.episode import Episode
@@ -32,7 +31,7 @@ class RewardScorer:
     """A `Scorer` around a user's function.
 
     Args:
-        reward: returns a bool or number, or a sequence of `RewardComponent`; may be async.
+        reward: returns a bool or number (see `plain_number`), or a sequence of `RewardComponent`; may be async.
         args: further parameters by name, from the recipe.
         opening: the messages that a row begins with; without it they are one message of the user.
 
@@ -133,17 +132,19 @@ class RewardScorer:
         return self._runner.run(settle())
 
     def _components(self, answer: Any) -> Sequence[RewardComponent]:
-        if isinstance(answer, Real) or type(answer).__name__ in ("bool", "bool_"):  # numpy's own bool is no Real
-            value = float(answer)
-            if not math.isfinite(value):
-                raise ValueError(f"{self._where}: {self._name} returned {value}; a reward must be finite")
-            return (RewardComponent(RewardKind.OUTCOME, value),)
-        if isinstance(answer, tuple | list) and answer and all(isinstance(each, RewardComponent) for each in answer):
-            return tuple(answer)
-        found = "None" if answer is None else f"{answer!r:.80}"
-        raise TypeError(
-            f"{self._where}: {self._name} returned {found}; expected a number or a sequence of headrace.RewardComponent"
-        )
+        returned = f"{self._where}: {self._name} returned"
+        is_sequence = isinstance(answer, tuple | list) and any(isinstance(each, RewardComponent) for each in answer)
+        try:
+            if is_sequence:
+                return tuple(map(plain_reward, answer))
+            return (RewardComponent(RewardKind.OUTCOME, plain_number(answer)),)
+        except ValueError as error:
+            raise ValueError(f"{returned} {error}") from None
+        except TypeError as error:
+            told = (
+                error if is_sequence else f"{answer!r:.80}; expected a number or a sequence of headrace.RewardComponent"
+            )
+            raise TypeError(f"{returned} {told}") from None
 
 
 def _source_digest(function: Callable[..., Any]) -> str:

@@ -59,7 +59,7 @@ class SamplingConfig(StrictModel):
 
 
 class ScorerConfig(StrictModel):
-    """Who grades finished episodes, besides the environment itself. Runs in a process of its own."""
+    """Who grades finished episodes, besides the environment itself. Runs in processes of its own."""
 
     kind: str
     """`exact`, `numeric`, `regex`, or your own as `./file.py:Name` or `package.module:Name`."""
@@ -67,6 +67,8 @@ class ScorerConfig(StrictModel):
     """Passed to the scorer."""
     deadline_s: float = Field(10.0, gt=0)
     """How long one episode may take; beyond it there is no reward, not a zero."""
+    processes: int = Field(1, ge=1, le=64)
+    """How many processes grade at once, for each rollout worker; started as they are needed."""
 
 
 class EnvironmentConfig(StrictModel):

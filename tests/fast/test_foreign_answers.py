@@ -1,14 +1,19 @@
 """What a user's environment returns or raises wrongly is a fault that names it; it never breaks the worker."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 from episode_kit import DONE, make_plan, play, says
 
 import headrace
 from headrace.actors.environments.adapter import as_async
 from headrace.platform.records import (
     Budgets,
+    Cost,
     HashPair,
     Message,
     Observation,
@@ -16,6 +21,7 @@ from headrace.platform.records import (
     RewardKind,
     Role,
     StepResult,
+    Task,
 )
 from headrace.platform.records.status import Status
 from headrace.platform.testing.fakes.renderer import CharRenderer
@@ -84,7 +90,15 @@ WRONG = [
         {"step": StepResult(rewards=(RewardComponent(RewardKind.OUTCOME, "1"),))},
         "returned str as the value of a reward; expected a number",
     ),
-    ({"step": StepResult(status="OK")}, "returned str as status; expected a Status"),
+    ({"step": StepResult(status="FINE")}, "returned str as status; expected a Status: OK, MODEL_"),
+    ({"step": StepResult(status=None)}, "returned None as status; expected a Status"),
+    ({"step": StepResult(terminated="yes")}, "returned str as terminated; expected a bool"),
+    ({"step": StepResult(cost=Cost(money="1"))}, "returned str as money of a Cost; expected a number"),
+    ({"step": StepResult(metadata={"a": 2**70})}, "returned metadata that is not JSON"),
+    ({"step": StepResult(metadata={"a": np.float64(1)})}, "returned metadata that is not JSON"),
+    ({"reset": Observation((Message("usr", "go"),))}, "returned str as the role of a message; expected a Role: system"),
+    ({"reset": Observation((Message(Role.USER, "go", tool_call_id=7),))}, "int as the tool_call_id of a message"),
+    ({"reset": Observation(GO.messages, HashPair("a", 1))}, "returned HashPair as state_hash; expected a HashPair"),
     ({"step": StepResult(cost=2)}, "returned int as cost; expected a Cost"),
     (
         {"step": StepResult(state_hash="a")},
@@ -103,6 +117,40 @@ async def test_a_wrong_type_is_the_environments_fault(make, answers, message, ex
     assert (played.score, played.episode.status, played.episode.fault_owner) == (None, Status.ENV_BUG, "environment")
     assert message in played.episode.fault
     assert played.episode.fault.startswith("EnvironmentFault: test_foreign_answers.py:")
+
+
+# case E1: what is no finite number is told with its place
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), np.float64("inf")])
+@pytest.mark.parametrize("make", [Whole, Derived])
+async def test_a_reward_that_is_not_finite_is_a_fault_that_names_it(make, value, executor):
+    step = StepResult(rewards=(RewardComponent(RewardKind.OUTCOME, value),), terminated=True)
+    played = await play(as_async(make(step=step), executor), says(DONE))
+    assert (played.score, played.episode.status) == (None, Status.ENV_BUG)
+    method = make.step if make is Whole else make._step
+    told = rf"EnvironmentFault: test_foreign_answers\.py:{method.__code__.co_firstlineno}: {method.__qualname__} "
+    assert re.match(told + rf"returned .*{value}.* as the value of a reward; expected a finite number", played.cause)
+
+
+@pytest.mark.parametrize("make", [Whole, Derived])
+async def test_scalars_and_names_become_plain(make, executor):
+    step = StepResult(
+        [Message("user", "on")],
+        [RewardComponent("outcome", np.float64(0.5), np.bool_(True)), RewardComponent("cost", torch.tensor(0.25))],
+        np.bool_(True),
+        status="OK",
+        cost=Cost(tool_calls=np.int64(1), money=np.float32(0.5)),
+    )
+    environment = as_async(make(step=step), executor)
+    assert (await environment.reset(Task("t", "e"), 0)) == GO
+    found = await environment.step(Message(Role.ASSISTANT, "x"), "key")
+    assert found == StepResult(
+        (Message(Role.USER, "on"),),
+        (RewardComponent(RewardKind.OUTCOME, 0.5), RewardComponent(RewardKind.COST, 0.25)),
+        True,
+        cost=Cost(tool_calls=1, money=0.5),
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=StepResult) == found
+    assert (type(found.status), type(found.messages[0].role), type(found.terminated)) == (Status, Role, bool)
 
 
 async def test_wrong_tools_are_the_environments_fault(executor):
@@ -135,7 +183,7 @@ class Raising(Whole):
         return self._maybe("reset", GO)
 
     async def step(self, message, key):
-        return self._maybe("step", END)
+        return self._maybe("step", self.then)
 
     def close(self):
         return self._maybe("close", None)
@@ -155,12 +203,14 @@ async def test_what_is_raised_names_file_and_line(where, executor):
 
 
 async def test_a_close_that_raises_costs_nothing(executor):
-    assert (await play(as_async(Raising("close"), executor), says(DONE))).score == 0.0
+    world = Raising("close")
+    world.then = StepResult(rewards=(RewardComponent(RewardKind.OUTCOME, 0.5),), terminated=True)
+    assert (await play(as_async(world, executor), says(DONE))).score == 0.5
 
 
 def test_what_is_right_passes_unchanged():
     from headrace.actors.environments.answers import checked_observation, checked_step
 
     step = StepResult(GO.messages, state_hash=HashPair("a", "b"), metadata={"a": 1})
-    assert checked_step(step, Whole.step) is step
-    assert checked_observation(GO, Whole.reset) is GO
+    assert checked_step(step, Whole.step) == step
+    assert checked_observation(GO, Whole.reset) == GO

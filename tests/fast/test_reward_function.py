@@ -1,7 +1,11 @@
 """A plain function as a scorer: filled by name, checked in what it returns."""
 
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
+import torch
 
 from headrace.actors.scoring.reward_function import RewardScorer
 from headrace.platform.errors import ConfigError
@@ -108,9 +112,48 @@ def test_the_conversation_shows_calls_and_openings():
     ]
 
 
-@pytest.mark.parametrize("given", [True, 1, 0.5, np.float32(0.5), np.bool_(True), np.int64(3)])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(0.5, Decimal("0.5"), Fraction(1, 2), np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)),
+        torch.tensor(0.5, requires_grad=True),
+        *(True, 1, np.bool_(True), np.int64(1), torch.tensor(True)),
+    ],
+)
 def test_numbers_are_rewards(given):
-    assert value(lambda: given) == float(given)
+    found = value(lambda: given)
+    assert (type(found), found) == (float, 0.5 if given < 1 else 1.0)
+
+
+def test_the_fields_of_components_become_plain():
+    (component,) = RewardScorer(lambda: [RewardComponent("cost", np.float64(-1), np.bool_(True))]).score(
+        TASK, answered("4")
+    )
+    assert component == RewardComponent(RewardKind.COST, -1.0)
+    assert (type(component.kind), type(component.value), type(component.valid)) == (RewardKind, float, bool)
+
+
+# case E1
+@pytest.mark.parametrize(
+    ("component", "told"),
+    [
+        (RewardComponent(RewardKind.OUTCOME, "1"), "str as the value of a reward; expected a number"),
+        (RewardComponent(RewardKind.OUTCOME, np.float64("nan")), "as the value of a reward; expected a finite number"),
+        (RewardComponent("outcme", 1.0), "'outcme' as the kind of a reward; expected one of outcome"),
+        (RewardComponent(RewardKind.OUTCOME, 1.0, "yes"), "str as valid of a reward; expected a bool"),
+        (RewardComponent(RewardKind.OUTCOME, 1.0, evidence=5), "int as the evidence of a reward; expected text"),
+    ],
+)
+def test_a_component_with_a_wrong_field_is_refused(component, told):
+    with pytest.raises((TypeError, ValueError), match=rf"^test_reward_function\.py:\d+: <lambda> returned .*{told}"):
+        RewardScorer(lambda: (component,)).score(TASK, answered("4"))
+
+
+def test_a_component_without_a_value_needs_none():
+    (component,) = RewardScorer(lambda: [RewardComponent(RewardKind.OUTCOME, None, False, "no network")]).score(
+        TASK, answered("4")
+    )
+    assert (component.valid, component.value, component.evidence) == (False, 0.0, "no network")
 
 
 def test_components_are_rewards():
@@ -119,7 +162,13 @@ def test_components_are_rewards():
 
 
 # case E1
-@pytest.mark.parametrize("given", [None, "1", [], [1.0], {"outcome": 1}, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(None, "1", [], [1.0], {"outcome": 1}, 1j, np.array([1.0, 2.0]), np.str_("1"), torch.zeros(2)),
+        *(float("nan"), float("inf"), 10**400, Decimal("NaN"), Decimal("sNaN"), np.float32("inf"), torch.tensor(1e999)),
+    ],
+)
 def test_what_is_no_reward_raises_and_names_the_function(given):
     def reward(completion):
         return given

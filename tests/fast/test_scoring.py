@@ -1,94 +1,34 @@
+"""Scorers by kind, and the process that they run in."""
+
 import asyncio
 import os
 import re
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.actors.scoring import build_scorer
+from headrace.actors.scoring.pool import build_scorer_process
 from headrace.actors.scoring.process import ScorerProcess
+from headrace.platform.config.environments import ScorerConfig
 from headrace.platform.errors import ConfigError
 from headrace.platform.records import RewardComponent, RewardKind, Role, Task
 from headrace.platform.testing.episodes import make_episode, plain_turn, policy_turn
 
 
-def answered(text, *before):
-    return make_episode((plain_turn(Role.USER, "?"), *before, policy_turn(text)))
-
-
-def judged(kind, gold, text, **args):
-    (component,) = build_scorer(kind, args).score(Task("t", "e", {"answer": gold}), answered(text))
-    assert component.valid
-    assert component.kind is RewardKind.OUTCOME
-    return component.value
-
-
-@pytest.mark.parametrize(
-    ("kind", "gold", "text", "args", "value"),
-    [
-        ("exact", "blue", " blue\n", {}, 1),
-        ("exact", "blue", "Blue", {}, 0),
-        ("exact", "blue", "Blue", {"ignore_case": True}, 1),
-        ("exact", "blue", "it is blue", {}, 0),
-        ("exact", "1", "21", {}, 0),  # case E4
-        ("exact", 7, "7", {}, 1),
-        ("numeric", "1", "21", {}, 0),  # case E4
-        ("numeric", "1", "1.0", {}, 1),
-        ("numeric", 1, "the sum of 20 and 1 is 21", {}, 0),
-        ("numeric", 21, "20 + 1 = 21.", {}, 1),
-        ("numeric", "1,234.5", "$1,234.50", {}, 1),
-        ("numeric", -3, "x = -3", {}, 1),
-        ("numeric", 3, "x = -3", {}, 0),
-        ("numeric", 3, "5 - 2, that is 3", {}, 1),
-        ("numeric", 2, "5-2", {}, 1),
-        ("numeric", 2, "5 -2", {}, 1),
-        ("numeric", "6.02e23", "about 6.02E+23", {}, 1),
-        ("numeric", 3.14, "3.1", {}, 0),
-        ("numeric", 3.14, "3.1", {"absolute": 0.05}, 1),
-        ("numeric", 100, "101", {"relative": 0.01}, 1),
-        ("numeric", 100, "101.1", {"relative": 0.01}, 0),
-        ("numeric", 0.3, "0.3", {}, 1),
-        ("numeric", 2**53, str(2**53 + 1), {}, 0),  # floats could not tell
-        ("numeric", 1, "abc1", {}, 0),
-        ("numeric", 1, "", {}, 0),
-        ("numeric", 1, "none", {}, 0),
-        ("regex", r"\d+ apples?", "12 apples", {}, 1),
-        ("regex", r"\d+", "12 apples", {}, 0),
-        ("regex", "1", "21", {}, 0),  # case E4
-        ("regex", "yes.*", "Yes,\nindeed", {"ignore_case": True}, 1),
-    ],
-)
-def test_answers(kind, gold, text, args, value):
-    assert judged(kind, gold, text, **args) == value
-
-
-# case E3
-@pytest.mark.parametrize("kind", ["exact", "numeric", "regex"])
-def test_an_answer_that_the_model_never_says_does_not_count(kind):
-    scorer = build_scorer(kind, {})
-    task = Task("t", "e", {"answer": "42"})
-    tool = plain_turn(Role.TOOL, "42")
-    said = (policy_turn("42"), plain_turn(Role.USER, "sure?"))
-    for episode in (answered("I looked it up", tool), answered("no", *said), make_episode((tool,))):
-        assert scorer.score(task, episode)[0].value == 0
-    assert scorer.score(task, make_episode((policy_turn("42"), tool)))[0].value == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [("exact", {}), ("numeric", {"answer": "x"}), ("numeric", {"answer": True}), ("regex", {"answer": "("})],
-)
-def test_a_task_that_cannot_be_judged_raises(kind, data):
-    with pytest.raises(ValueError, match="answer"):
-        build_scorer(kind, {}).score(Task("t", "e", data), answered("1"))
+def answered(text):
+    return make_episode((plain_turn(Role.USER, "?"), policy_turn(text)))
 
 
 @pytest.mark.parametrize(
     ("kind", "args", "message"),
     [
         ("exakt", {}, "did you mean 'exact'"),
-        ("zzz", {}, "known: exact, numeric, regex"),
+        ("numeri", {}, r"did you mean 'numeric'\? Your own is written \./file\.py:Name$"),
+        ("zzz", {}, r"known: exact, numeric, regex, reasoning_gym\. Your own"),
         ("numeric", {"tolerance": 1}, "absolute, relative"),
         ("no_such_module:X", {}, "there is no module 'no_such_module'"),
         (f"{__name__}:Scriptd", {}, "did you mean 'Scripted'"),
@@ -128,8 +68,27 @@ class Scripted:
         if do == "print":
             sys.stdout.write("noise" * 1000)
             sys.stdout.flush()
+        if do == "flood":
+            sys.stderr.write("line\n" * 50_000)
+        if do == "meet":
+            return self.meet(Path(task.data["folder"]))
+        if do == "complain":
+            sys.stderr.write("out of chalk\nmore than once\n")
+            os._exit(3)
+        if do == "stdin":
+            return (RewardComponent(RewardKind.OUTCOME, 1.0, evidence=repr(sys.stdin.read()) + repr(os.read(0, 9))),)
+        if do == "numpy":
+            return [RewardComponent("format", np.float64(0.5), np.bool_(True))]
         value = {"nan": float("nan"), "pid": float(os.getpid())}.get(do, float(task.data.get("value", 0)))
         return "text" if do == "text" else (RewardComponent(RewardKind.OUTCOME, value, evidence=episode.episode_id),)
+
+    @staticmethod
+    def meet(folder):
+        """Wait until another process is here too."""
+        (folder / str(os.getpid())).touch()
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.01)
+        return (RewardComponent(RewardKind.OUTCOME, float(os.getpid())),)
 
     def score_group(self, task, episodes):
         return [self.score(task, episode) for episode in episodes]
@@ -179,12 +138,105 @@ async def test_one_process_serves_many_episodes_and_a_dead_one_is_replaced(proce
 
 async def test_what_is_not_a_reward_is_not_one(process):
     nan = await do(process, "nan")
-    assert (nan.valid, nan.evidence) == (False, "scorer raised: ValueError: the scorer returned the value nan")
-    text = await do(process, "text")
-    assert (text.valid, text.evidence) == (
-        False,
-        "scorer raised: TypeError: the scorer returned str, not RewardComponent",
+    line = Scripted.score.__code__.co_firstlineno
+    told = (
+        f"scorer raised: ValueError: test_scoring.py:{line}: score returned nan as the value of a reward; expected a f"
     )
+    assert nan.evidence.startswith(told)
+    text = await do(process, "text")
+    told = f"TypeError: test_scoring.py:{line}: score returned str; expected a sequence of headrace.RewardComponent"
+    assert text.evidence == f"scorer raised: {told}"
+    assert not (nan.valid or text.valid)
+
+
+async def test_what_a_scorer_returns_becomes_plain(process):
+    plain = await do(process, "numpy")
+    assert (plain.kind, plain.value, plain.valid) == (RewardKind.FORMAT, 0.5, True)
+    assert type(plain.value) is float
+    assert type(plain.valid) is bool
+
+
+async def test_a_scorer_reads_no_request(process):
+    assert (await do(process, "stdin")).evidence == "''b''"
+    assert (await do(process, "value", value=1)).value == 1
+
+
+async def test_what_it_says_before_it_dies_is_told(process):
+    dead = await do(process, "complain")
+    assert not dead.valid
+    assert re.fullmatch(r"scorer died with exit code \d+: out of chalk \| more than once", dead.evidence)
+
+
+async def test_what_it_says_before_it_dies_at_its_start_is_told(tmp_path):
+    (tmp_path / "rewards.py").write_text("import os\nprint('no licence')\nos._exit(5)\n")
+    process = ScorerProcess(f"{tmp_path}/rewards.py:reward", {})
+    with pytest.raises(ConfigError, match=r"^start of the scorer died with exit code \d+: no licence$"):
+        await process.start()
+    await process.close()
+
+
+async def test_what_it_prints_goes_to_the_log_up_to_a_limit(process, caplog):
+    caplog.set_level("INFO", logger="headrace")
+    await do(process, "print")
+    await process.close()
+    (line,) = [record.getMessage() for record in caplog.records if "noise" in record.getMessage()]
+    assert line == f"scorer test_scoring:Scripted: {'noise' * 100}"
+
+
+async def test_a_flood_of_lines_neither_blocks_nor_floods_the_log(process, caplog):
+    caplog.set_level("INFO", logger="headrace")
+    assert (await do(process, "flood", value=0.5)).value == 0.5
+    await process.close()
+    lines = [record.getMessage() for record in caplog.records if "Scripted: " in record.getMessage()]
+    assert len(lines) == 1001
+    assert lines[-1].endswith("further ones are not logged)")
+
+
+async def test_a_closed_scorer_starts_no_more(process):
+    running = [asyncio.ensure_future(do(process, "loop")) for _ in range(3)]
+    await asyncio.wait(running, timeout=0.1)
+    await process.close()
+    assert [(await each).valid for each in running] == [False] * 3
+    assert (await do(process, "value")).evidence == "scorer is closed"
+
+
+async def test_a_pool_grades_at_once_and_starts_no_more_than_it_needs(tmp_path):
+    pool = build_scorer_process(ScorerConfig(kind=KIND, deadline_s=30, processes=3))
+    try:
+        await pool.start()
+        alone = [(await do(pool, "pid")).value for _ in range(3)]
+        met = await asyncio.gather(*(do(pool, "meet", folder=str(tmp_path)) for _ in range(2)))
+        again = (await do(pool, "pid")).value
+        many = await asyncio.gather(*(do(pool, "value", value=n) for n in range(20)))
+    finally:
+        await pool.close()
+    assert set(alone) == {again}
+    assert len({component.value for component in met}) == 2
+    assert [component.value for component in many] == list(range(20))
+    assert pool.version == ScorerProcess(KIND, {}).version
+    assert pool.restarts == 0
+
+
+async def test_one_process_needs_no_pool():
+    assert isinstance(build_scorer_process(ScorerConfig(kind="exact")), ScorerProcess)
+
+
+async def test_files_of_the_current_folder_hide_nothing_of_python(tmp_path, monkeypatch):
+    for name in ("random", "queue", "struct", "select"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one you want')\n")
+    (tmp_path / "my_helper.py").write_text("value = 0.25\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rewards.py").write_text(
+        "import queue, random\nfrom my_helper import value\ndef reward():\n    return value\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    process = ScorerProcess("elsewhere/rewards.py:reward", {})
+    try:
+        (component,) = await process.score(Task("t", "e"), answered("5"))
+    finally:
+        await process.close()
+    assert (component.value, component.evidence) == (0.25, "")
 
 
 async def test_what_a_scorer_prints_is_not_a_reply(process):
