@@ -101,7 +101,8 @@ async def _converse(
     recorder.prompt(messages, observation, context.open(messages))
     stops = renderer.stop_token_ids
     dice = plan.attempt_id  # without the run's name: the same recipe and seed sample the same again
-    stream = derive_seed(plan.seed, dice.purpose, dice.group, dice.sample, dice.attempt)
+    sample = dice.sample if plan.sample is None else plan.sample
+    stream = derive_seed(plan.seed, dice.purpose, dice.group, sample, dice.attempt)
     while True:
         seen = context.token_ids()
         room = plan.budgets.max_tokens - len(seen)

@@ -14,11 +14,16 @@ from headrace.platform.records.versions import VersionRef
 
 @dataclass(kw_only=True, slots=True)
 class EpisodePlan:
-    """Everything that decides how an episode goes, apart from the weights and the world."""
+    """Everything that decides how an episode goes, apart from the weights and the world.
+
+    `sample` numbers the episode among those of its task where the attempt's own number may not decide what is sampled:
+    in evaluations, which must come out the same under whatever ids they are stored.
+    """
 
     attempt_id: AttemptId
     task: Task
     seed: int
+    sample: int | None = None
     version: VersionRef
     sampling: SamplingParams = field(default_factory=SamplingParams)
     budgets: Budgets = field(default_factory=Budgets)

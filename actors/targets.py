@@ -1,15 +1,11 @@
 """A user's own objects by name: `./file.py:Name`, or `package.module:Name` of something installed.
 
 A file is loaded once per process, under a module name made from its path, so that two files of one name stay apart. It
-may import its siblings: its folder comes first on the path while it loads and last from then on, so that a sibling
-never hides an installed module from the rest of the process. Siblings are ordinary modules: two folders whose siblings
-have one name cannot be told apart in one process. What goes wrong on the way is a ConfigError that names the user's
-file and line.
+may import its siblings (see `siblings`); two files that mean different modules by one name are refused. What goes
+wrong on the way is a ConfigError that names the user's file and line.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -19,10 +15,11 @@ from typing import Any
 
 from headrace.actors.environments.kind import Origin
 from headrace.actors.frames import message_of, own_frame, user_frame
+from headrace.actors.siblings import claim_siblings
 from headrace.platform.errors import ConfigError, HeadraceError
 from headrace.platform.hashing import digest
 
-__all__ = ["is_target", "load_target", "target_digest", "target_label", "user_frame"]
+__all__ = ["is_target", "load_file", "load_target", "target_digest", "target_label", "user_frame"]
 
 
 def is_target(name: str) -> bool:
@@ -46,7 +43,7 @@ def load_target(target: str) -> tuple[Any, Origin]:
         raise ConfigError(f"{target!r} names no object; write ./file.py:Name or package.module:Name")
     if place.endswith(".py"):
         file = Path(place).expanduser().resolve()
-        module, target = _load_file(file), f"{file}:{attribute}"
+        module, target = load_file(file), f"{file}:{attribute}"
     else:
         module = _load_module(place)
         file = Path(module.__file__ or "")
@@ -75,21 +72,28 @@ def target_digest(target: str) -> str:
     return digest(file.read_bytes()) if file.is_file() else ""
 
 
-def _load_file(file: Path) -> ModuleType:
+def load_file(file: Path) -> ModuleType:
+    """The module of an absolute path.
+
+    Raises:
+        ConfigError: there is no such file, loading it raised, or it imports a sibling whose name is taken.
+    """
     if not file.is_file():
         near = get_close_matches(file.name, [path.name for path in file.parent.glob("*.py")], n=1)
         raise ConfigError(f"there is no file {file}" + (f"; did you mean {near[0]}?" if near else ""))
     name = f"headrace_target_{digest(str(file).encode())[:12]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
+    claim_siblings(file)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # for what only runs by name, such as import_module; last, to hide nothing
     spec = spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _siblings_importable(str(file.parent)):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # foreign code: whatever it raises is a wrong configuration
         del sys.modules[name]
         raise ConfigError(_explained(error, file.name)) from error
@@ -123,14 +127,3 @@ def _explained(error: BaseException, name: str) -> str:
     if not isinstance(error, HeadraceError):
         text = f"{type(error).__name__}: {text}"
     return text if text.startswith(f"{name}:") else f"{own_frame(error) or name}: {text}"
-
-
-@contextmanager
-def _siblings_importable(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        if folder not in sys.path:
-            sys.path.append(folder)

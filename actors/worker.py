@@ -193,8 +193,9 @@ class RolloutWorker:
         """Play the tasks at `positions` of `split`, `samples` times each, with `version`; position by position.
 
         The s-th episode of a task is sample `index * samples + s` of its position; `EvaluationStore.claim` gives
-        indices whose numbers do not meet. The episodes of a task share its world seed and differ in what they sample.
-        Training episodes take no place from an evaluation, nor it from them.
+        indices whose numbers do not meet. The episodes of a task share its world seed and differ in what they sample,
+        which `index` has no part in. Positions that would repeat a task are left out. Training episodes take no place
+        from an evaluation, nor it from them.
         """
         if split not in self._worlds_of_split:
             self._worlds_of_split[split] = await asyncio.to_thread(self._evaluation_worlds, split)
@@ -205,9 +206,9 @@ class RolloutWorker:
             async with free:
                 number = index * samples + sample
                 attempt_id = AttemptId(self._settings.run, place.position, number, 0, Purpose.EVAL)
-                return await self._play(attempt_id, worlds, await self._setting_at(place), version, time.time())
+                return await self._play(attempt_id, place, version, time.time(), sample)
 
-        places = [_Place(worlds, position) for position in positions]
+        places = [_Place(worlds, position) for position in worlds.distinct(positions)]
         played = await asyncio.gather(*(one(place, sample) for place in places for sample in range(samples)))
         for start in range(0, len(played), _MAX_DELIVERY):
             await self._delivery.deliver(played[start : start + _MAX_DELIVERY])
@@ -281,8 +282,7 @@ class RolloutWorker:
 
     async def _play_attempt(self, attempt_id: AttemptId) -> PlayedEpisode:
         group = self._groups[attempt_id.group]
-        setting, ticket = await self._setting_at(group.place), group.ticket
-        played = await self._play(attempt_id, self._worlds, setting, ticket.version, ticket.dispatched_s)
+        played = await self._play(attempt_id, group.place, group.ticket.version, group.ticket.dispatched_s)
         self._count(played)
         return played
 
@@ -309,13 +309,15 @@ class RolloutWorker:
             self._results.append(TaskResult(environment, curriculum.key(episode.task), played.score, group))
 
     async def _play(
-        self, attempt_id: AttemptId, worlds: Worlds, setting: Setting, version: int, dispatched_s: float
+        self, attempt_id: AttemptId, place: _Place, version: int, dispatched_s: float, sample: int | None = None
     ) -> PlayedEpisode:
+        setting = await self._setting_at(place)
         config, settings = setting.config, self._settings
         plan = EpisodePlan(
             attempt_id=attempt_id,
             task=setting.task,
             seed=setting.seed,
+            sample=sample,
             version=VersionRef(settings.policy_id, version),
             sampling=sampling_params(config, self._renderer),
             budgets=config.budgets.budgets(),
@@ -326,7 +328,7 @@ class RolloutWorker:
             dispatched_s=dispatched_s,
             worker_id=settings.worker_id,
         )
-        environment = worlds.session(setting)
+        environment = place.worlds.session(setting)
         began = time.time()
         played = await play_episode(
             plan, environment, self._renderer, self._generator, self._scorers.get(config.known_as)

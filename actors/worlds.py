@@ -3,18 +3,19 @@
 So any worker can take any group, a resumed run goes on where the dispatch sequence stands, and all members and
 retries of a group meet the same task and the same environment seed (P1). A success-window curriculum adds one more
 thing that it depends on: what `Curriculum` was told. It chooses training tasks only; evaluation walks through its own
-one after the other.
+one after the other, and its first groups play every environment once in turn, before the weights count (see `Mixture`).
 """
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
 from headrace.actors.environments.adapter import AsyncEnvironment, UnbuiltEnvironment, as_async
+from headrace.actors.environments.doors.rows import check_first
 from headrace.actors.environments.kind import EnvironmentKind
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.tasks import open_tasks
@@ -109,6 +110,20 @@ class Worlds:
         source = self._sources[self._configs[number].known_as]
         return isinstance(source, GeneratedTasks) or not type(source).__module__.startswith("headrace.")
 
+    def distinct(self, groups: Iterable[int]) -> list[int]:
+        """Those of `groups` at which no environment begins its tasks anew, so that evaluation plays each task once.
+
+        Only sources that say how many tasks they have, by `len`, begin anew.
+        """
+        sizes = [_size(self._sources[config.known_as]) for config in self._configs]
+        kept = []
+        for group in groups:
+            number, position = self._mixture.place(group)
+            size = sizes[number]
+            if size is None or position < size:
+                kept.append(group)
+        return kept
+
     def environment(self, config: EnvironmentConfig) -> Environment:
         """A fresh session of the world that `config` names."""
         return self._kinds[config.known_as].environment(config.args)
@@ -152,13 +167,37 @@ class Worlds:
         return task
 
 
+def _size(source: TaskSource) -> int | None:
+    """How many tasks a source has before it begins anew, None where it does not say."""
+    try:
+        return len(source) or None  # type: ignore[arg-type]
+    except Exception:  # it has no length, or is foreign code that cannot tell
+        return None
+
+
 def _tasks(config: EnvironmentConfig, kind: EnvironmentKind, split: str, seed: int) -> TaskSource:
     """The recipe's tasks, else the environment's own."""
     if config.tasks is not None:
-        return open_tasks(config.tasks, split, seed, config.known_as)
+        _check_used(config, kind)
+        source = open_tasks(config.tasks, split, seed, config.known_as)
+        if kind.check_row is not None and config.scorer is None:
+            check_first(source, kind.check_row, f"environments.{config.known_as}.tasks")
+        return source
     if kind.tasks is None:
         raise ConfigError(
             f"the environment {config.known_as} brings no tasks; give it some in the recipe, such as"
             " `tasks: {source: ./tasks.jsonl}`"
         )
     return kind.tasks(split, seed, config.args)
+
+
+def _check_used(config: EnvironmentConfig, kind: EnvironmentKind) -> None:
+    """Refuse args that only tell the environment's own tasks something, where they are not played."""
+    known = kind.environment_args
+    unused = [key for key in config.args if known is not None and key not in known]
+    if unused:
+        raise ConfigError(
+            f"environments.{config.known_as}.args: {', '.join(unused)} would not be used, for the recipe names other"
+            f" `tasks`; what a generator should get belongs into tasks.args, and args may have"
+            f" {', '.join(known or ()) or 'nothing'}"
+        )

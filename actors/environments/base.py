@@ -114,7 +114,7 @@ class ReplayedEnvironment(ABC):
         else:
             result = await self._off_loop.call(self._step, message)
         if self._is_foreign:
-            checked_step(result, self._step)
+            result = checked_step(result, self._step)
         past.log.append(message)
         past.results[key] = (message, result)
         past.ended = result.terminated or result.truncated

@@ -1,6 +1,6 @@
 """What headrace knows of an environment before it builds one: how to make sessions, tasks, and who grades."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +20,9 @@ class EnvironmentKind:
     recipe has to name a source of tasks. `scorer` grades where the recipe names no other. For environments that bring
     their own, `demonstrations(renderer, seed, guess_share, args)` gives SFT traces and `tokenizer_files` the tokenizer
     of the tiny model. `digest` is a hash of the code behind it, empty for what headrace ships.
+
+    Where a recipe names tasks of its own: `environment_args` are the args that count then, None if any may, and
+    `check_row` raises ConfigError or ValueError for a row that cannot be played.
     """
 
     environment: Callable[[dict[str, Any]], Environment]
@@ -28,6 +31,8 @@ class EnvironmentKind:
     demonstrations: Callable[[Renderer, int, float, dict[str, Any]], Iterator[Trace]] | None = None
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
     digest: str = ""
+    environment_args: tuple[str, ...] | None = None
+    check_row: Callable[[Mapping[str, Any]], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from headrace.actors.environments.arguments import check_args
@@ -16,7 +17,7 @@ from headrace.actors.environments.guess import GuessEnvironment, GuessTasks
 from headrace.actors.environments.kind import Door, EnvironmentKind, Origin, Trace
 from headrace.actors.environments.lookup import LookupEnvironment, LookupTasks, demonstrations, tokenizer_files
 from headrace.actors.frames import described
-from headrace.actors.targets import is_target, load_target, target_digest
+from headrace.actors.targets import is_target, load_file, load_target, target_digest
 from headrace.platform.contracts import Renderer
 from headrace.platform.errors import ConfigError, HeadraceError, NotFound
 
@@ -49,6 +50,7 @@ ENVIRONMENTS: dict[str, EnvironmentKind] = {
         tasks=_lookup_tasks,
         demonstrations=_lookup_traces,
         tokenizer_files=tokenizer_files,
+        environment_args=("latency_s",),
     ),
     "guess": EnvironmentKind(
         environment=lambda args: GuessEnvironment(**_take(args, ("turns",), ("turns",), "guess")),
@@ -76,12 +78,29 @@ def environment_kind(name: str) -> EnvironmentKind:
     if found := [each for each in offered if each.name == name]:
         return _entry_point_kind(name, found)
     if name.endswith(".py"):
-        raise NotFound(f"{name!r} names a file; say which object in it is the environment: {name}:NAME")
+        raise NotFound(f"{name!r} names a file; say which object in it is the environment: {_objects_in(name)}")
     known = [*ENVIRONMENTS, *offered.names]
     near = get_close_matches(name, known, n=1)
     raise NotFound(
         f"no environment {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     )
+
+
+def _objects_in(name: str) -> str:
+    """The targets in a file that could be meant, for a message. Raises ConfigError."""
+    module = load_file(Path(name).expanduser().resolve())
+    found = [
+        f"{name}:{attribute}"
+        for attribute, value in vars(module).items()
+        if isinstance(value, EnvironmentKind)
+        or (inspect.isclass(value) and value.__module__ == module.__name__ and _plays(value))
+        or (not inspect.isclass(value) and isinstance(value, Door))
+    ]
+    return " or ".join(found) or f"{name}:NAME (it holds none)"
+
+
+def _plays(cls: type) -> bool:
+    return any(callable(getattr(cls, method, None)) for method in ("step", "_step"))
 
 
 def _target_kind(target: str) -> EnvironmentKind:

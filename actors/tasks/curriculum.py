@@ -42,10 +42,10 @@ class Curriculum:
         return str(task.data[level]) if level and level in task.data else task.task_id
 
     def observe(self, results: Iterable[TaskResult]) -> None:
-        """Take note of episodes."""
+        """Take note of episodes. A score counts from 0 to 1: graded above that a task is solved, below it is not."""
         for result in results:
             recent = self._recent.setdefault((result.environment, result.key), [])
-            heapq.heappush(recent, (result.group, result.score))
+            heapq.heappush(recent, (result.group, min(1.0, max(0.0, result.score))))
             if len(recent) > self._config.memory:
                 heapq.heappop(recent)
         if len(self._recent) > 1.25 * MOST_KEYS:

@@ -42,6 +42,11 @@ class FiniteTasks(TaskSequence):
     def __len__(self) -> int:
         return len(self._part.indices)
 
+    @property
+    def part(self) -> Part:
+        """The rows of the split."""
+        return self._part
+
     def _at(self, position: int) -> Task:
         epoch, place = divmod(position, len(self))
         index = int(self._part.indices[epoch_order(self._seed, self._split, epoch, len(self))[place]])

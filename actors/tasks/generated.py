@@ -5,6 +5,10 @@ runs. Without ranges of its own each split draws seeds that no other split has, 
 only the rows whose content belongs to it, by the same hash that divides files. So no task is in two splits, however
 few the function knows; a split with a share of 0.1 calls it about ten times a task. Where every split has an explicit
 range, each seed of it is played once an epoch, and the ranges alone keep the splits apart (see `check_ranges`).
+
+A row may have an `id`, a text or a whole number. What it names is not remembered, so a task's id is the row's with a
+hash of the content behind it: two tasks with one id stay two. A task's seed is the one that the function was called
+with; a row may repeat it as its `seed`, and may have no other.
 """
 
 import math
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.actors.tasks.finite import ID_DIGITS, epoch_order
-from headrace.actors.tasks.rows import content_digest
+from headrace.actors.tasks.rows import checked_id, content_digest
 from headrace.actors.tasks.sequence import TaskSequence
 from headrace.actors.tasks.values import plain
 from headrace.platform.errors import ConfigError
@@ -45,6 +49,13 @@ class Maker:
             made: dict[str, Any] = plain(row)
         except ValueError as error:
             raise ConfigError(f"what the generator returned for the seed {seed} cannot be a task: {error}") from None
+        if made.get("seed") not in (None, seed):
+            raise ConfigError(
+                f"the generator returned the seed {made['seed']!r} for the seed {seed}; a task is played with the seed"
+                " that its generator is called with: give that one, or call the column something else"
+            )
+        if "id" in made:
+            checked_id(made["id"], f"the generator, seed {seed}")
         return made
 
     def digest(self, row: dict[str, Any]) -> bytes:
@@ -82,6 +93,13 @@ class GeneratedTasks(TaskSequence):
         self._limit = limit
         self._at(0)  # a function that cannot work is found before anything starts
 
+    def __len__(self) -> int:
+        """How many positions there are before it begins anew. Raises TypeError when it has no end."""
+        if self._seeds is None and not self._limit:
+            raise TypeError("a generator of tasks has no length unless it has a limit or a range of seeds")
+        span = self._limit if self._seeds is None else self._seeds[1] - self._seeds[0]
+        return min(span, self._limit or span)
+
     def _at(self, position: int) -> Task:
         if self._limit:
             epoch, place = divmod(position, self._limit)
@@ -91,8 +109,9 @@ class GeneratedTasks(TaskSequence):
             row = self._maker.row(seed)
             digest = self._maker.digest(row)
             if self._accepts(digest):
+                content = digest.hex()[:ID_DIGITS]
                 return Task(
-                    task_id=str(row["id"]) if "id" in row else digest.hex()[:ID_DIGITS],
+                    task_id=f"{row['id']}-{content}" if "id" in row else content,
                     environment=self._environment,
                     data=row,
                     version=digest.hex(),

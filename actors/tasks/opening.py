@@ -4,6 +4,7 @@ Three things can be a source: rows (files, folders, data sets, lists), a functio
 Dev and hidden come from sources of their own or are shares of the main one, which are decided by content.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.actors.frames import described
+from headrace.actors.frames import defined_at, described
 from headrace.actors.tasks.finite import FiniteTasks, GivenTasks
 from headrace.actors.tasks.generated import GeneratedTasks, Maker, check_ranges
 from headrace.actors.tasks.reading import Parts, read_dataset, read_given, read_path
@@ -24,6 +25,7 @@ from headrace.platform.errors import ConfigError
 from headrace.platform.records.message import Task
 
 _TARGET = re.compile(r".+:[A-Za-z_][\w.]*")
+_FAR = re.compile(r"\w+://.*|[A-Za-z0-9][\w.-]*/(?!.*\.(jsonl|parquet)$)[\w.-]+")  # an address, or OWNER/NAME
 _GYM = "reasoning_gym:"
 _SHARE = 0.1  # of what a generator makes, for a split with a generator of its own
 
@@ -66,11 +68,13 @@ def rows_tasks(
         rows: mappings; a path as `TasksConfig.source` takes it; a function `f(seed) -> dict`; a `datasets` Dataset or
             DatasetDict; or Tasks, which say themselves which split they are of.
         base: the folder that a relative path starts from; None for the current one.
-        whole: `rows` are those of this split already, and no share is taken.
+        whole: `rows` are those of this split already, and no share is taken. As always where splits have sources of
+            their own, the ids of dev and hidden begin with the split.
 
     Raises:
         ConfigError: as `open_tasks`.
     """
+    refuse_columns(rows, f"the rows of {environment}")
     if not isinstance(rows, str | Path | Mapping) and not callable(rows) and not _is_dataset(rows):
         if isinstance(rows, Iterator) and not whole:
             raise ConfigError(f"the rows of {environment} can be read only once; give a list, or a function of a seed")
@@ -82,7 +86,7 @@ def rows_tasks(
     config = TasksConfig(source="rows", dev_share=dev_share, hidden_share=hidden_share)
     main = _opened(rows, base, 0, {})
     if whole and isinstance(part := _own_part(main, split), Rows):
-        return FiniteTasks(_whole(part), split, seed, environment)
+        return FiniteTasks(_whole(part), split, seed, environment, "" if split == "train" else f"{split}-")
     names = [str(rows) if isinstance(rows, str | Path) else environment]
     return _chosen(main, {}, config, split, seed, environment, names)
 
@@ -163,6 +167,19 @@ def _is_dataset(source: object) -> bool:
     return type(source).__module__.partition(".")[0] == "datasets" and hasattr(source, "with_format")
 
 
+def refuse_columns(rows: object, name: str) -> None:
+    """Raise ConfigError that says how to make rows of a table or of a dict of columns."""
+    is_frame = hasattr(rows, "columns") and not _is_dataset(rows)
+    for method, way in (("to_dicts", ".to_dicts()"), ("to_pylist", ".to_pylist()"), ("to_dict", '.to_dict("records")')):
+        if is_frame and hasattr(rows, method):
+            raise ConfigError(f"{name} are a {type(rows).__name__}; give a list of dicts, such as df{way}")
+    if isinstance(rows, Mapping) and not _is_dataset(rows):
+        raise ConfigError(
+            f"{name} are a dict of columns; give a list of dicts, one a row, such as"
+            ' pandas.DataFrame(columns).to_dict("records")'
+        )
+
+
 def _opened(source: Any, base: Path | None, limit: int, args: Mapping[str, Any]) -> Parts | Maker:
     if isinstance(source, str | Path):
         text = str(source)
@@ -170,16 +187,21 @@ def _opened(source: Any, base: Path | None, limit: int, args: Mapping[str, Any])
             from headrace.actors.tasks.reasoning_gym import gym_maker
 
             return gym_maker(text.removeprefix(_GYM), args)
-        path = (base or Path()) / text
+        path = (base or Path()) / Path(text).expanduser()
         if _TARGET.fullmatch(text) and not path.exists():
             return _target_maker(text, base, args)
+        if _FAR.fullmatch(text) and not path.exists():
+            raise ConfigError(
+                f"{text} is not a file here, and headrace downloads nothing; get it first (a data set of a hub with"
+                " load_dataset and save_to_disk of the package `datasets`) and give its file or folder"
+            )
         return read_path(path, limit)
     if _is_dataset(source):
         if not isinstance(source, Mapping) and not hasattr(source, "__len__"):
             raise ConfigError("a streamed data set has no length; save it with save_to_disk and give the folder")
         return read_dataset(source, limit=limit)
     if callable(source):
-        return _maker(source, Path(inspect.getsourcefile(source) or "?"), args)
+        return _maker(source, defined_at(_function_of(source)).rpartition(":")[0], args)
     return {"": read_given(source, limit)}
 
 
@@ -188,20 +210,23 @@ def _target_maker(target: str, base: Path | None, args: Mapping[str, Any]) -> Ma
 
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
-        target = f"{(base or Path()) / place}:{name}"
+        target = f"{(base or Path()) / Path(place).expanduser()}:{name}"
     function, origin = load_target(target)
-    return _maker(function, origin.file, args)
+    return _maker(function, str(origin.file), args)
 
 
-def _maker(function: Any, file: Path, args: Mapping[str, Any]) -> Maker:
-    """Wrap a user's function, whose errors name its file and line."""
-    name = getattr(function, "__name__", type(function).__name__)
+def _maker(function: Any, file: str, args: Mapping[str, Any]) -> Maker:
+    """Wrap a user's function, whose errors name its file and line. `file` may be empty."""
+    name = getattr(_function_of(function), "__name__", type(function).__name__)
+    where = f"{file}: " if file else ""
     if not callable(function):
-        raise ConfigError(f"{file}: {name} is no function; a generator is `def {name}(seed, **args) -> dict`")
+        raise ConfigError(f"{where}{name} is no function; a generator is `def {name}(seed, **args) -> dict`")
     try:
         inspect.signature(function).bind(0, **args)
     except TypeError as error:
-        raise ConfigError(f"{file}: the generator {name}(seed, **args) cannot be called: {error}") from None
+        raise ConfigError(f"{where}the generator {name}(seed, **args) cannot be called: {error}") from None
+    except ValueError:  # some built-in functions have no signature; calling them shows what they take
+        pass
 
     def generate(seed: int) -> object:
         try:
@@ -210,3 +235,10 @@ def _maker(function: Any, file: Path, args: Mapping[str, Any]) -> Maker:
             raise ConfigError(f"{described(error)} (generator {name}, seed {seed})") from error
 
     return Maker(generate=generate)
+
+
+def _function_of(source: Any) -> Any:
+    """What a partial function calls in the end; anything else itself."""
+    while isinstance(source, functools.partial):
+        source = source.func
+    return source

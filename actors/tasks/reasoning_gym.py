@@ -46,7 +46,8 @@ def gym_maker(name: str, args: Mapping[str, Any]) -> Maker:
 def reasoning_gym_kind(name: str) -> EnvironmentKind:
     """The generator `name` as an environment: one question, one answer, graded by the generator.
 
-    Its args are the generator's settings, and `system` for a system message. Raises ConfigError.
+    Its args are the generator's settings, and `system` for a system message; where the recipe names other tasks, only
+    that. Raises ConfigError.
     """
     _check(name, {})
 
@@ -62,7 +63,10 @@ def reasoning_gym_kind(name: str) -> EnvironmentKind:
         return open_tasks(TasksConfig(source=f"reasoning_gym:{name}", args=settings), split, seed, name)
 
     return EnvironmentKind(
-        environment=build, tasks=tasks, scorer=ScorerConfig(kind="reasoning_gym", args={"name": name})
+        environment=build,
+        tasks=tasks,
+        scorer=ScorerConfig(kind="reasoning_gym", args={"name": name}),
+        environment_args=("system",),
     )
 
 

@@ -97,7 +97,7 @@ class Rows:
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         digest = content_digest(data) if "id" in data else _digest(encoded)
-        name: bytes | str = _checked_id(data["id"], where) if "id" in data else digest
+        name: bytes | str = checked_id(data["id"], where) if "id" in data else digest
         if name in self._seen:
             if isinstance(name, str):
                 raise ConfigError(f"{where}: the id {name!r} is that of {self.where(self._seen[name])} too")
@@ -117,7 +117,8 @@ class Rows:
         return self
 
 
-def _checked_id(value: object, where: str) -> str:
+def checked_id(value: object, where: str) -> str:
+    """A row's `id` as text. Raises ConfigError for what is neither text nor a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise ConfigError(f"{where}: the id is {value!r}; give each row a text or a number of its own, or no `id`")
     return str(value)

@@ -94,8 +94,9 @@ def _check_contents(parts: Mapping[str, Part]) -> None:
             other, rows, row = owners.setdefault(part.rows.digest(index), (split, part.rows, index))
             if other != split:
                 raise ConfigError(
-                    f"{part.rows.where(index)} of {split} is the same task as {rows.where(row)} of {other}:"
-                    " remove it from one of them, so that evaluation does not see what was trained on"
+                    f"{part.rows.where(index)} of {split} is the same task as {rows.where(row)} of {other}"
+                    f" ({rows[row]!r:.120}): remove it from one of them, so that evaluation does not see what was"
+                    " trained on"
                 )
 
 

@@ -3,6 +3,7 @@
 `keys_of` walks the models, so that it knows every key that a recipe may hold; `scripts/config_docs.py` walks the same.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -14,12 +15,13 @@ from headrace.platform.config.secret_references import without_password
 
 Model = type[BaseModel]
 
+_QUOTED = re.compile("'([^']*)'")
 _FILE_KEYS = {1: {"extends"}}  # what a recipe file may hold at its top beside the models' keys; load.py takes it out
 
 
 def problems(error: ValidationError, root: Model, data: Mapping[str, Any]) -> list[str]:
     """One line per error, with the full dotted path (case V3)."""
-    return [_line(detail, root, data) for detail in error.errors(include_url=False)]
+    return [_line(detail, root, data) for detail in _true_errors(error.errors(include_url=False))]
 
 
 def parts_of(annotation: Any) -> list[Model]:
@@ -40,6 +42,15 @@ def keys_of(model: Model, prefix: str = "") -> Iterator[str]:
             yield from keys_of(part, f"{key}{mark}.")
 
 
+def _true_errors(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Without those that only follow from others: a list whose items are wrong is not too short besides."""
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short" or len(detail["input"]) < detail.get("ctx", {})["min_length"]
+    ]
+
+
 def _line(detail: ErrorDetails, root: Model, data: Mapping[str, Any]) -> str:
     path, models = _locate(detail["loc"], root, data)
     dotted = ".".join(path)
@@ -47,11 +58,38 @@ def _line(detail: ErrorDetails, root: Model, data: Mapping[str, Any]) -> str:
         return f"{dotted}: unknown key; {_nearest(path, models, root)}"
     if detail["type"] == "missing":
         return f"{dotted}: required, but missing"
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return _wrong_tag(detail, path, models)
+    if detail["type"] == "model_attributes_type":  # pydantic's word for it names classes
+        return f"{dotted}: expected a section; got {_shown(detail['input'])}"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if detail["type"] in ("value_error", "assertion_error"):
         return f"{dotted}: {message}" if dotted else message
     expected = message.replace("Input should be", "expected").replace("Input should", "it should")
-    return f"{dotted}: {expected}; got {_shown(detail['input'])}"
+    hint = _meant(detail["input"], _QUOTED.findall(detail.get("ctx", {}).get("expected", "")))
+    return f"{dotted}: {expected}; got {_shown(detail['input'])}{hint}"
+
+
+def _wrong_tag(detail: ErrorDetails, path: Sequence[str], models: Sequence[Model]) -> str:
+    """The line about the key, such as `kind`, that says which of several sections this is."""
+    tag = detail["ctx"]["discriminator"].strip("'")
+    here = [
+        part for model in models if (field := model.model_fields.get(path[-1])) for part in parts_of(field.annotation)
+    ]
+    fields = [field for model in here or models if (field := model.model_fields.get(tag))]
+    known = [value for field in fields for value in get_args(field.annotation)]
+    expected = " or ".join(filter(None, (", ".join(map(repr, known[:-1])), repr(known[-1]))))
+    key = ".".join([*path, tag])
+    if detail["type"] == "union_tag_not_found":
+        return f"{key}: required, but missing; expected {expected}"
+    given = detail["input"][tag]
+    return f"{key}: expected {expected}; got {_shown(given)}{_meant(given, known)}"
+
+
+def _meant(given: Any, known: Sequence[str]) -> str:
+    """A hint at the value that was meant, where one of the known ones is near."""
+    close = get_close_matches(given, known, 1, 0.6) if isinstance(given, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _locate(loc: Sequence[int | str], root: Model, data: Any) -> tuple[list[str], list[Model]]:
@@ -80,7 +118,7 @@ def _nearest(path: Sequence[str], models: Sequence[Model], root: Model) -> str:
     here = sorted({name for model in models for name in model.model_fields} | _FILE_KEYS.get(len(path), set()))
     if close := get_close_matches(key, here, 1, 0.6):
         return f"did you mean {section}{close[0]}?"
-    elsewhere = [known for known in keys_of(root) if known.rpartition(".")[2] == key]
+    elsewhere = list(dict.fromkeys(known for known in keys_of(root) if known.rpartition(".")[2] == key))
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere)}?"
     every = {known.rpartition(".")[2]: known for known in keys_of(root)}

@@ -52,17 +52,21 @@ def _descend(node: Any, segment: str, above: list[str], below: str) -> Any:
     if not isinstance(node, dict):
         raise ConfigError(f"{here}.{below}: {'.'.join(above)} is a value, so it has no key {segment!r}")
     if node.get(segment) is None:
-        if below.isdigit():
+        if _is_position(below):
             raise ConfigError(f"{here}.{below}: the recipe has no list {here}; give all of it, {here}=[…]")
         node[segment] = {}
     return node[segment]
+
+
+def _is_position(segment: str) -> bool:
+    return segment.isascii() and segment.isdecimal()
 
 
 def _index(items: list[Any], segment: str, above: list[str]) -> int:
     """Where in `items` the item lies that `segment` names by position, by its `name` or `alias`, or, for a name such as
     `./maze.py:Maze`, by the last part of it."""
     where = ".".join(above)
-    if segment.isdigit():
+    if _is_position(segment):
         if int(segment) < len(items):
             return int(segment)
         raise ConfigError(f"{where}.{segment}: {where} has {len(items)} items, counted from 0")

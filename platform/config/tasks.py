@@ -56,7 +56,8 @@ class CurriculumConfig(StrictModel):
     """`weighted` mixes environments by their weights and walks through each one's tasks; `uniform` gives every
     environment the same share; `success_window` mixes by weight and prefers tasks that the policy sometimes solves."""
     low: float = Field(0.1, ge=0, le=1)
-    """Tasks whose recent success lies between `low` and `high` are always played (success_window)."""
+    """Tasks whose recent success lies between `low` and `high` are always played (success_window). Success is the mean
+    score, each counted from 0 to 1: a reward above 1 is a task solved."""
     high: float = Field(0.9, ge=0, le=1)
     """See `low`."""
     floor: float = Field(0.1, gt=0, le=1)

@@ -63,6 +63,12 @@ class TestWindow:
         assert curriculum.admits("a", "x", 0.9) is admitted
         assert curriculum.rate("b", "x") is None
 
+    @pytest.mark.parametrize(
+        ("scores", "rate"), [((3.0, 0.0), 0.5), ((-5.0, 1.0), 0.5), ((2.0, 7.0), 1.0), ((-1.0,), 0.0)]
+    )
+    def test_a_graded_reward_beyond_1_is_a_task_solved(self, scores, rate):
+        assert observed(*scores).rate("a", "x") == rate
+
     def test_the_floor_lets_some_through(self):
         curriculum = observed(0.0)
         assert [curriculum.admits("a", "x", draw) for draw in (0.0, 0.24, 0.25, 0.99)] == [True, True, False, False]

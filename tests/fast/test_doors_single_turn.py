@@ -13,7 +13,8 @@ from headrace.actors.environments.kind import Origin
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.scoring.process import ScorerProcess
 from headrace.actors.worlds import Worlds
-from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.environments import EnvironmentConfig, ScorerConfig
+from headrace.platform.config.tasks import TasksConfig
 from headrace.platform.errors import ConfigError, EnvironmentFault
 from headrace.platform.records import Message, Role, Status, Task, ToolCall
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE, EnvironmentContext
@@ -190,11 +191,47 @@ def worlds(folder, text, **config):
             "Mine takes no args, but size is given",
         ),
         ("Mine = headrace.SingleTurn(None, reward=lambda completion: 0)", {}, "Mine brings no tasks"),
+        (
+            "def reward(completion, anwser): ...\n"
+            "Mine = headrace.SingleTurn(lambda seed: {'prompt': str(seed), 'answer': seed}, reward=reward)",
+            {},
+            r"^mine\.py:2: reward takes 'anwser', but there is only completion, .*answer; did you mean 'answer'",
+        ),
+        (
+            "Mine = headrace.SingleTurn(lambda seed: {'question': str(seed)}, reward=lambda completion: 0)",
+            {},
+            r"^mine\.py: Mine: there is no column 'prompt' for the prompt, only question",
+        ),
+        (
+            "def reward(completion, anwser): ...\nMine = headrace.SingleTurn(None, reward=reward)",
+            {"tasks": {"source": "{folder}/sums.jsonl"}},
+            r"^mine\.py:2: reward takes 'anwser'",
+        ),
+        (
+            "Mine = headrace.SingleTurn(None, reward=lambda completion: 0, prompt='question')",
+            {"tasks": {"source": "{folder}/sums.jsonl"}},
+            r"^environments\.Mine\.tasks: there is no column 'question'",
+        ),
     ],
 )
 def test_mistakes_are_found_at_the_start(folder, text, config, message):
+    if "tasks" in config:
+        config = {"tasks": {"source": config["tasks"]["source"].format(folder=folder)}}
     with pytest.raises(ConfigError, match=message):
         worlds(folder, text, **config)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_wrong_column_is_found_in_every_split(folder, split):
+    (folder / "mine.py").write_text(SUMS.replace("answer: str", "anwser: str").replace("== answer", "== anwser"))
+    with pytest.raises(ConfigError, match=r"^mine\.py:2: reward takes 'anwser'"):
+        Worlds([EnvironmentConfig(name=f"{folder}/mine.py:Sums")], split, 0)
+
+
+def test_a_scorer_of_the_recipe_needs_no_column_of_the_reward(folder):
+    text = "Mine = headrace.SingleTurn(None, reward=lambda completion, verdict: 0)"
+    tasks = TasksConfig(source=f"{folder}/sums.jsonl")
+    assert worlds(folder, text, tasks=tasks, scorer=ScorerConfig(kind="exact")).setting(0).task.data in ROWS
 
 
 def test_rows_may_be_a_list_or_a_function(folder):

@@ -192,6 +192,42 @@ async def test_a_result_that_is_no_json_names_the_tool():
         await after(calls(("give", {})), give)
 
 
+@dataclass
+class Found:
+    score: float
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (float("nan"), "returned float, which is not JSON: it is nan; return None"),
+        ({"a": [1.0, float("-inf")]}, r"returned dict, .*: it\['a'\]\[1\] is -inf"),
+        (np.array([1.0, np.nan]), r"returned ndarray, .*: it\[1\] is nan"),
+        (Found(float("inf")), r"returned Found, .*: it\['score'\] is inf"),
+        (b"raw", "returned bytes, which is not JSON: it is bytes; decode it"),
+        ({"a": b"raw"}, r"it\['a'\] is bytes; decode it"),
+        ({"a": {1: 2}}, r"it\['a'\] has the key 1, which is no text; use str\(key\)"),
+        ({None: 2}, "has the key None"),
+    ],
+)
+async def test_what_json_cannot_say_is_refused_and_not_rewritten(value, message):
+    def give() -> object:
+        return value
+
+    line = give.__code__.co_firstlineno
+    with pytest.raises(EnvironmentFault, match=message) as caught:
+        await after(calls(("give", {})), give)
+    assert str(caught.value).startswith(f"test_doors_tool_use.py:{line}: give returned ")
+    assert not caught.value.transient
+
+
+async def test_a_session_that_may_be_none_is_filled_in():
+    def seed(session: headrace.Session | None = None) -> int:
+        return session.seed
+
+    assert (await after(calls(("seed", {})), seed)).messages[0].content == "0"
+
+
 # case X13
 async def test_sessions_share_neither_row_nor_state_nor_dice():
     one, two = environment(), environment()

@@ -128,7 +128,7 @@ BREAKAGES = {
         "still known",
     ),
     "one snapshot for all": ("self.kept[name]", "self.kept['0']", "snapshots_go_back", "unknown snapshot"),
-    "splits share tasks": ('"dev": 100', '"dev": 10', "splits_are_disjoint", "dev and train share tasks"),
+    "splits share tasks": ('"dev": 100', '"dev": 10', "splits_have_tasks", "of train is the same task as rows:"),
     "no dev tasks": ('"dev": 100, ', "", "splits_have_tasks", "dev: counter.py:13 in tasks: KeyError: 'dev'"),
     "unknown tools act": ("if message.tool_calls:", "if False:", "mistakes_of_the_model_are_answered", "has status OK"),
     "tools change": (
@@ -155,7 +155,7 @@ BREAKAGES = {
         "it_is_scored",
         "gave a reward",
     ),
-    "reward is endless": ("OUTCOME, 1.0", "OUTCOME, float('inf')", "it_is_scored", ""),
+    "reward is endless": ("OUTCOME, 1.0", "OUTCOME, float('inf')", "it_plays", "returned inf as the value"),
     "constructor raises": (
         "self.count, self.ended, self.known, self.kept = None, False, {}, {}",
         "1 / 0",

@@ -9,6 +9,7 @@ import headrace
 from headrace.actors.environments.registry import ENVIRONMENTS, environment_kind
 from headrace.actors.worlds import Worlds
 from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.tasks import TasksConfig
 from headrace.platform.errors import ConfigError, EnvironmentFault, NotFound
 from headrace.platform.records import Message, Role, Task
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE, EnvironmentContext
@@ -87,12 +88,25 @@ def test_own_environments_come_first():
     [
         ("lokup", "no environment 'lokup'; did you mean 'lookup'"),
         ("zzz", "no environment 'zzz'; known: lookup, guess"),
-        ("sums.py", "'sums.py' names a file; say which object in it is the environment: sums.py:NAME"),
     ],
 )
 def test_unknown_names_are_explained(name, message):
     with pytest.raises(NotFound, match=message):
         environment_kind(name)
+
+
+def test_a_file_alone_names_what_could_be_meant(walk, tmp_path):
+    file = walk.removesuffix(":Walk")
+    with pytest.raises(NotFound, match=rf"say which object in it is the environment: {file}:Walk or {file}:kind$"):
+        environment_kind(file)
+    (tmp_path / "door.py").write_text("import headrace\nD = headrace.SingleTurn([], reward=lambda completion: 0)\n")
+    with pytest.raises(NotFound, match=r"is the environment: .*door\.py:D$"):
+        environment_kind(f"{tmp_path}/door.py")
+    (tmp_path / "none.py").write_text("from headrace import ReplayedEnvironment\n")
+    with pytest.raises(NotFound, match=r"none\.py:NAME \(it holds none\)"):
+        environment_kind(f"{tmp_path}/none.py")
+    with pytest.raises(ConfigError, match=r"there is no file .*sums"):
+        environment_kind("sums.py")
 
 
 def test_a_kind_is_taken_as_it_is(walk):
@@ -262,7 +276,8 @@ def test_a_constructor_that_breaks_names_its_line(tmp_path):
 
 def test_keyword_arguments_take_the_rest(tmp_path):
     text = f"{REPLAYED}    def __init__(self, **more): self.more = more\n"
-    text += "    @classmethod\n    def tasks(cls, split, seed, count): return [{'n': n} for n in range(count)]\n"
+    text += "    @classmethod\n    def tasks(cls, split, seed, count):\n"
+    text += "        return [{'n': n, 'of': split} for n in range(count)]\n"
     kind = loaded(tmp_path, text)
     assert kind.environment({"count": 3, "a": 1}).more == {"a": 1}
     assert len({task.task_id for task in kind.tasks("dev", 0, {"count": 3, "a": 1}).next(3)}) == 3
@@ -274,7 +289,11 @@ def test_keyword_arguments_take_the_rest(tmp_path):
         ("return None", r"Mine\.tasks returned None; expected a TaskSource, or a list of rows"),
         ("return 5", "returned int; expected a TaskSource"),
         ("return [1]", r"Mine\.tasks: rows:1: not a JSON object"),
-        ("return []", r"Mine\.tasks: "),
+        ("return []", r"Mine\.tasks gave no rows for the split 'train'"),
+        (
+            "import pandas; return pandas.DataFrame({'a': [1]})",
+            r'Mine\.tasks: the rows are a DataFrame; give a list of dicts, such as df\.to_dict\("records"\)',
+        ),
         ("yield {}['goal']", r"^mine\.py:9 in tasks: KeyError: 'goal'"),
         ("return [headrace.Task('a', 'mine', split='dev')]", "none of the 1 tasks"),
     ],
@@ -288,19 +307,85 @@ def test_wrong_tasks_are_explained(tmp_path, body, message):
 def test_tasks_and_sources_are_taken_as_they_are(tmp_path):
     text = (
         f"{REPLAYED}    @staticmethod\n    def tasks(split, seed, n=2):\n"
-        "        return [headrace.Task(f'{split}{i}', 'mine', {'i': i}, split=split) for i in range(n)]\n"
+        "        return [headrace.Task(f'{split}{i}', 'mine', {'i': split + str(i)}, split=split) for i in range(n)]\n"
         "class Other(Mine):\n    @staticmethod\n    def tasks(split, seed): return environment_tasks(split)\n"
         "def environment_tasks(split):\n"
         "    from headrace.platform.testing.fakes.tasks import ListTasks\n"
-        "    return ListTasks([headrace.Task('x', 'mine', split=split)], split)\n"
+        "    return ListTasks([headrace.Task(f'x-{split}', 'mine', split=split)], split)\n"
     )
     ids = {task.task_id for task in loaded(tmp_path, text).tasks("dev", 0, {}).next(4)}
     assert ids == {"dev0", "dev1"}
-    assert loaded(tmp_path, text, "Other").tasks("dev", 0, {}).next(1)[0].task_id == "x"
+    assert loaded(tmp_path, text, "Other").tasks("dev", 0, {}).next(1)[0].task_id == "x-dev"
+
+
+SOURCE = """\
+    @staticmethod
+    def tasks(split, seed):
+        from headrace.platform.testing.fakes.tasks import ListTasks
+        return ListTasks([headrace.Task({id}, "mine", {{"n": n}}, split=split, seed={seed}) for n in range(9)], split)
+"""
+
+
+# case V2
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [{'n': n} for n in range(9)]", r"rows:1 of \w+ is the same task as rows:1 of \w+ \(\{'n': 0\}\)"),
+        ("return [{'id': f'{split}{n}', 'n': n} for n in range(9)]", r"is the same task as .*'n': 0\}"),
+        ("yield {'n': {'train': 1, 'dev': 2, 'hidden': 1}[split]}", "of (hidden|train) is the same task as .* of"),
+        ("return [{'n': split, 'seed': 7}]", "have the same seed 7"),
+        ("return [headrace.Task('a', 'mine', {'n': split}, split=split)]", "has the id of task 'a' of"),
+        ("return [headrace.Task(split, 'mine', {'n': 5}, split=split)]", r"has the data of .*\{'n': 5\}, seed 0"),
+        ("return [headrace.Task(split, 'mine', {}, split=split, seed=5)]", "has the seed of task .*seed 5"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "dev", "hidden"])
+def test_a_class_that_ignores_the_split_is_refused(tmp_path, body, message, split):
+    kind = loaded(tmp_path, f"{REPLAYED}    @staticmethod\n    def tasks(split, seed):\n        {body}\n")
+    with pytest.raises(
+        ConfigError, match=rf"^mine\.py:2: Mine\.tasks: .*({message}).*Does tasks\(split, seed\) use"
+    ) as e:
+        kind.tasks(split, 0, {})
+    assert "give each row a `seed`" in str(e.value)
+
+
+@pytest.mark.parametrize(("id", "seed", "shared"), [("n", "0", "id"), ("split + str(n)", "n + 1", "seed")])
+def test_sources_are_compared_by_their_first_tasks(tmp_path, id, seed, shared):
+    kind = loaded(tmp_path, REPLAYED + SOURCE.format(id=f"str({id})", seed=seed))
+    with pytest.raises(ConfigError, match=rf"task '\w+' of \w+ has the {shared} of task '\w+' of \w+ \(\{{'n': \d\}}"):
+        kind.tasks("dev", 0, {})
+
+
+def test_worlds_that_differ_by_seed_alone_are_apart_and_sources_stay_where_they_are(tmp_path):
+    text = REPLAYED + SOURCE.format(id="split + str(n)", seed="{'train': 10, 'dev': 20, 'hidden': 30}[split] + n")
+    source = loaded(tmp_path, text).tasks("dev", 0, {})
+    assert source.state == 0
+    assert sorted(task.seed for task in source.next(9)) == list(range(20, 29))
+
+
+def test_a_split_that_cannot_be_had_matters_to_who_asks_for_it(tmp_path):
+    body = "        if split == 'hidden': raise KeyError(split)\n"
+    body += "        return [{'n': split}] if split == 'train' else []\n"
+    kind = loaded(tmp_path, f"{REPLAYED}    @staticmethod\n    def tasks(split, seed):\n{body}")
+    assert kind.tasks("train", 0, {}).next(1)[0].data == {"n": "train"}
+    with pytest.raises(ConfigError, match=r"^mine\.py:2: Mine\.tasks gave no rows for the split 'dev'$"):
+        kind.tasks("dev", 0, {})
+    with pytest.raises(ConfigError, match=r"^mine\.py:9 in tasks: KeyError: 'hidden'"):
+        kind.tasks("hidden", 0, {})
+
+
+def test_args_that_only_its_own_tasks_take_are_refused_beside_others(walk, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"goal": {n}}}\n' for n in range(50)))
+    tasks = TasksConfig(source=f"{tmp_path}/rows.jsonl")
+    config = EnvironmentConfig(name=walk, args={"size": 9, "low": 8}, tasks=tasks)
+    with pytest.raises(ConfigError, match=r"Walk\.args: low would not be used.* tasks\.args, and args may have size"):
+        Worlds([config], "train", 0)
+    config = EnvironmentConfig(name=walk, args={"size": 9}, tasks=tasks)
+    assert Worlds([config], "train", 0).setting(0).task.data["goal"] < 50
 
 
 def test_an_endless_generator_is_refused_not_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.actors.environments.doors.environment_class._MOST_ROWS", 50)
+    monkeypatch.setattr("headrace.actors.environments.doors.class_tasks._MOST_ROWS", 50)
     body = "    @staticmethod\n    def tasks(split, seed):\n        while True: yield {'n': 1}\n"
     with pytest.raises(ConfigError, match="gave more than 50 rows for 'train'; return a TaskSource"):
         loaded(tmp_path, REPLAYED + body).tasks("train", 0, {})

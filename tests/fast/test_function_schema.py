@@ -205,6 +205,83 @@ def test_the_session_is_not_shown():
         tool.read({"session": {}})
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        headrace.Session | None,
+        Optional[headrace.Session],  # noqa: UP045 - both spellings are in use
+        Annotated[headrace.Session, "the episode"],
+        Annotated[headrace.Session | None, "the episode"],
+        "headrace.Session | None",
+    ],
+)
+def test_the_session_is_not_shown_however_it_is_written(kind):
+    def roll(sides: int = 6, session: kind = None) -> int:
+        return sides
+
+    tool = tool_function(roll)
+    assert (tool.session, list(tool.spec.parameters["properties"])) == ("session", ["sides"])
+    with pytest.raises(InvalidArguments, match="no argument session"):
+        tool.read({"session": {"task": {}, "seed": 1}})
+
+
+@dataclass
+class Holds:
+    session: headrace.Session
+
+
+@pytest.mark.parametrize("kind", [list[headrace.Session], dict[str, headrace.Session], int | headrace.Session, Holds])
+@pytest.mark.parametrize("default", [..., None])
+def test_a_session_inside_of_an_argument_is_refused(kind, default):
+    def roll(sides: kind) -> None: ...
+
+    roll.__defaults__ = None if default is ... else (default,)
+    with pytest.raises(
+        ConfigError, match=r"roll: a model cannot give .*: headrace\.Session can only be a parameter by"
+    ):
+        tool_function(roll)
+
+
+def test_one_session_is_enough():
+    def roll(a: headrace.Session, b: headrace.Session) -> None: ...
+
+    with pytest.raises(ConfigError, match="roll: 'a' and 'b' are both the Session"):
+        tool_function(roll)
+
+
+def test_a_default_of_none_takes_null():
+    def find(
+        text: str,
+        limit: int = None,  # noqa: RUF013 - people write so
+        share: Annotated[float, Field(ge=0), "of all"] = None,  # noqa: RUF013
+        size: Literal["small"] = None,  # noqa: RUF013
+        anything: Any = None,
+    ) -> None:
+        """Find it."""
+
+    tool = tool_function(find)
+    limit, share = (tool.spec.parameters["properties"][name] for name in ("limit", "share"))
+    assert limit == {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
+    assert share["description"] == "of all"
+    nothing = {"text": "a", "limit": None, "share": None, "size": None, "anything": None}
+    assert tool.read({"text": "a"}) == tool.read(nothing) == nothing
+    assert tool.read({"text": "a", "limit": "3"})["limit"] == 3
+    with pytest.raises(InvalidArguments, match=r"share.*greater than or equal to 0"):
+        tool.read({"text": "a", "share": -1})
+
+
+def test_an_annotated_text_describes_where_the_docstring_does_not():
+    def find(a: Annotated[int, "the first"], b: Annotated[int, "not this", 5], c: Annotated[int, Field(gt=0)]) -> None:
+        """Find it.
+
+        Args:
+            b: the second.
+        """
+
+    properties = tool_function(find).spec.parameters["properties"]
+    assert [each.get("description") for each in properties.values()] == ["the first", "the second.", None]
+
+
 def test_a_tool_may_take_nothing_and_be_a_method():
     class Clock:
         def now(self) -> int:

@@ -10,8 +10,12 @@ from headrace.platform.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _clean_path(monkeypatch):
+def _clean_path(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    yield
+    for name in [name for name, module in sys.modules.items() if str(tmp_path) in repr(module)]:
+        del sys.modules[name]
 
 
 def written(folder, name, text):
@@ -60,7 +64,71 @@ def test_siblings_can_be_imported_at_once_and_later(tmp_path):
     before = list(sys.path)
     later, _ = load_target(f"{file}:later")
     assert later() == 2
-    assert sys.path == [*before, str(tmp_path)], "a sibling never comes before what is installed"
+    assert sys.path == [*before, str(tmp_path)], "what is installed comes first"
+
+
+def maze(folder, text="import sibling_of_test\ndef f():\n    return sibling_of_test.value\n", **siblings):
+    for name, source in siblings.items():
+        written(folder, f"{name}.py", source)
+    return written(folder, "maze.py", text)
+
+
+LATER = "def f():\n    import sibling_of_test\n    return sibling_of_test.value\n"
+
+
+@pytest.mark.parametrize("text", ["import sibling_of_test\ndef f():\n    return sibling_of_test.value\n", LATER])
+@pytest.mark.parametrize("first", ["import sibling_of_test\nf = 1\n", LATER])
+def test_the_sibling_of_another_folder_is_never_taken_for_ones_own(tmp_path, first, text):
+    one = maze(tmp_path / "one", first, sibling_of_test="value = 1\n")
+    two = maze(tmp_path / "two", text, sibling_of_test="value = 2\n")
+    load_target(f"{one}:f")
+    with pytest.raises(ConfigError) as caught:
+        load_target(f"{two}:f")
+    message = str(caught.value)
+    assert f"{two} imports sibling_of_test, which means {tmp_path}/two/sibling_of_test.py" in message
+    assert f"belongs to {tmp_path}/one/sibling_of_test.py: rename one of the two" in message
+    assert "package.maze:NAME" in message
+
+
+def test_a_sibling_that_nobody_asked_for_is_in_nobodys_way(tmp_path):
+    one = maze(tmp_path / "one", "f = 1\n", sibling_of_test="value = 1\n")
+    two = maze(tmp_path / "two", LATER, sibling_of_test="value = 2\n")
+    load_target(f"{one}:f")
+    assert load_target(f"{two}:f")[0]() == 2
+
+
+def test_siblings_of_siblings_and_packages_are_seen(tmp_path):
+    one = maze(tmp_path / "one", sibling_of_test="value = 1\n")
+    two = maze(tmp_path / "two", "import between\nf = 1\n", sibling_of_test="value = 2\n", between="import package\n")
+    written(tmp_path / "two" / "package", "__init__.py", "from package.part import value\n")
+    written(tmp_path / "two" / "package", "part.py", "from sibling_of_test import value\n")
+    load_target(f"{one}:f")
+    with pytest.raises(ConfigError, match=r"two/maze\.py imports sibling_of_test"):
+        load_target(f"{two}:f")
+
+
+def test_a_folder_of_modules_is_a_sibling_too(tmp_path):
+    files = []
+    for number, name in enumerate(("one", "two")):
+        files.append(maze(tmp_path / name, "from lib_of_test.part import value\n"))
+        written(tmp_path / name / "lib_of_test", "part.py", f"value = {number}\n")
+    assert load_target(f"{files[0]}:value")[0] == 0
+    with pytest.raises(ConfigError, match=r"means .*two/lib_of_test, but .* belongs to .*one/lib_of_test"):
+        load_target(f"{files[1]}:value")
+
+
+@pytest.mark.parametrize(("name", "owner"), [("queue", "the standard library"), ("msgspec", ".*msgspec/__init__")])
+def test_a_sibling_that_is_called_like_an_installed_module_is_refused(tmp_path, name, owner):
+    file = maze(tmp_path, f"def f():\n    import {name}\n", **{name: ""})
+    with pytest.raises(ConfigError, match=rf"imports {name}, .* belongs to {owner}"):
+        load_target(f"{file}:f")
+    assert load_target(f"{written(tmp_path, 'other.py', 'f = 1')}:f")[0] == 1, "it is nobody's unless it is imported"
+
+
+def test_a_folder_of_data_hides_no_module(tmp_path):
+    written(tmp_path / "msgspec", "make.py", "")
+    value, _ = load_target(f"{written(tmp_path, 'sums.py', 'import msgspec')}:msgspec.json")
+    assert value is sys.modules["msgspec.json"]
 
 
 def test_a_module_is_found_by_its_name():

@@ -1,5 +1,6 @@
 """Functions of a seed as tasks: endless, the same for ever, and apart by content and by seed."""
 
+import functools
 from typing import ClassVar
 
 import pytest
@@ -138,6 +139,78 @@ class TestRanges:
         assert len(seeds) == count
         assert min(seeds) >= 5
         assert max(seeds) < 5 + size
+
+
+class Counting:
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, seed):
+        return {"n": seed * self.step}
+
+    def method(self, seed):
+        return {"n": seed * self.step}
+
+
+def below(seed, hi):
+    return {"n": seed % hi}
+
+
+class TestCallables:
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            functools.partial(below, hi=50),
+            functools.partial(functools.partial(below), hi=50),
+            Counting(2),
+            Counting(2).method,
+        ],
+    )
+    def test_anything_that_can_be_called_with_a_seed(self, rows):
+        assert rows_tasks(rows, "train", 0, "x").next(1)[0].data["n"] >= 0
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (
+                functools.partial(below, 1, 2),
+                r"^test_tasks_generators\.py: the generator below\(seed, \*\*args\) cannot be called: too many",
+            ),
+            (
+                functools.partial(below, high=50),
+                r"TypeError: .* unexpected keyword argument 'high' \(generator below, s",
+            ),
+            (Counting, "the generator returned Counting for the seed"),
+            (len, r"TypeError: object of type 'int' has no len\(\) \(generator len, seed"),
+            (dict, r"TypeError: 'int' object is not iterable \(generator dict, seed"),
+            (object(), "the rows of x are object; give a list of dicts or a path"),
+        ],
+    )
+    def test_what_makes_no_rows_is_said(self, rows, message):
+        with pytest.raises(ConfigError, match=message):
+            rows_tasks(rows, "train", 0, "x")
+
+
+class TestIds:
+    def test_an_id_for_two_tasks_names_two(self):
+        made = rows_tasks(lambda seed: {"id": "q", "n": seed % 7}, "train", 0, "x").next(60)
+        assert len({task.task_id for task in made}) == len({task.data["n"] for task in made}) > 3
+        assert all(task.task_id == f"q-{task.version[:16]}" for task in made)
+        assert rows_tasks(lambda seed: {"id": seed, "n": 1, "m": seed}, "train", 0, "x").next(1)[0].data["id"] > 0
+
+    @pytest.mark.parametrize("value", [None, "", True, 1.5, [1]])
+    def test_what_is_no_id_is_refused_as_in_files(self, value):
+        with pytest.raises(
+            ConfigError, match=r"^the generator, seed \d+: the id is .*; give each row a text or a number"
+        ):
+            rows_tasks(lambda seed: {"id": value, "n": seed}, "train", 0, "x")
+
+    def test_a_row_may_repeat_the_seed_and_have_no_other(self):
+        (task,) = rows_tasks(lambda seed: {"n": seed, "seed": seed}, "train", 0, "x").next(1)
+        assert task.seed == task.data["seed"] == task.data["n"]
+        assert rows_tasks(lambda seed: {"n": seed, "seed": None}, "train", 0, "x").next(1)[0].seed > 0
+        with pytest.raises(ConfigError, match=r"returned the seed 5 for the seed \d+; a task is played with the seed"):
+            rows_tasks(lambda seed: {"n": seed, "seed": 5}, "train", 0, "x")
 
 
 class TestMistakes:

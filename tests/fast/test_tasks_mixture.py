@@ -61,13 +61,54 @@ def test_only_the_number_of_the_group_decides(given_weights, groups):
     assert [one.place(group) for group in groups] == [two.place(group) for group in reversed(groups)][::-1]
 
 
+def environments(given_weights, groups, seed=0, split="train"):
+    mixture = Mixture(given_weights, seed, split)
+    return [mixture.place(group)[0] for group in range(groups)]
+
+
 def test_seeds_and_splits_mix_differently():
-    orders = {
-        tuple(Mixture([1, 1], seed, split).place(group)[0] for group in range(50))
-        for seed in range(3)
-        for split in ("train", "dev")
-    }
-    assert len(orders) == 6
+    orders = {tuple(environments([1, 1], 50, seed, split)) for seed in range(3) for split in ("train", "dev")}
+    assert len(orders) == 4, "evaluation plays in one order"
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize(
+        ("given_weights", "order"),
+        [
+            ([9, 1], "ABAAAAAAAAAAAAAAAAAB"),
+            ([1, 9], "ABBBBBBBBBBBBBBBBBAB"),
+            ([1, 1, 1], "ABCABCABC"),
+            ([3, 1], "ABAAAAABAAAB"),
+            ([1e-9, 1, 1e-9], "ABCBBBBB"),
+        ],
+    )
+    def test_by_hand(self, given_weights, order):
+        got = "".join("ABC"[number] for number in environments(given_weights, len(order), split="dev"))
+        assert got[: len(given_weights)] == order[: len(given_weights)]
+        assert got == order
+
+    @settings(max_examples=25, deadline=None)
+    @given(weights, st.sampled_from(["dev", "hidden"]), st.integers(0, 2))
+    def test_every_environment_is_played_first_and_every_beginning_has_the_shares(self, given_weights, split, seed):
+        number = len(given_weights)
+        mixture, order = Mixture(given_weights, seed, split), environments(given_weights, 2 * BLOCK, seed, split)
+        assert order[:number] == list(range(number))
+        given, size = [0] * number, sum(mixture.counts)
+        for place, environment in enumerate(order, 1):
+            given[environment] += 1
+            ahead = [mine - place * count / size for mine, count in zip(given, mixture.counts, strict=True)]
+            assert max(ahead) < 1 + 1e-9
+            behind = -min(ahead)
+            assert behind < (1 + 1e-9 if place > BLOCK else number)
+
+    @settings(max_examples=25, deadline=None)
+    @given(weights, st.integers(0, 3))
+    def test_blocks_are_exact_and_have_no_gaps(self, given_weights, block):
+        mixture = Mixture(given_weights, 0, "dev")
+        places = [mixture.place(group) for group in range(block * BLOCK, (block + 1) * BLOCK)]
+        for environment, count in enumerate(mixture.counts):
+            own = [position for number, position in places if number == environment]
+            assert own == list(range(block * count, (block + 1) * count))
 
 
 def test_one_environment_plays_position_by_position():

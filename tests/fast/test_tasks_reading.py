@@ -85,6 +85,14 @@ class TestKinds:
         with pytest.raises(ConfigError, match="does not exist"):
             rows_tasks("rows.jsonl", "train", 0, "sums")
 
+    def test_the_home_folder_is_known(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        write(tmp_path / "rows.jsonl", ROWS)
+        (tmp_path / "make.py").write_text("def f(seed): return {'n': seed}\n")
+        for source in ("~/rows.jsonl", "~/make.py:f"):
+            assert open_tasks(TasksConfig(source=source), "train", 0, "x").next(1)
+            assert rows_tasks(source, "train", 0, "x", tmp_path / "elsewhere").next(1)
+
     def test_files_are_read_once_unless_they_change(self, tmp_path):
         file = write(tmp_path / "rows.jsonl", ROWS)
         first = read_path(file)[""]
@@ -192,6 +200,47 @@ class TestMistakes:
         with pytest.raises(ConfigError, match="can be read only once; give a list"):
             rows_tasks(iter(ROWS), "train", 0, "x")
         assert len(rows_tasks(iter(ROWS), "dev", 0, "x", whole=True)) == 60
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "https://example.org/rows.jsonl",
+            "hf://datasets/o/n",
+            "s3://b/rows.parquet",
+            "owner/name",
+            "openai/gsm8k_v1.1",
+        ],
+    )
+    def test_nothing_is_downloaded(self, source, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigError, match=f"^{source} is not a file here, and headrace downloads .*save_to_disk"):
+            open_tasks(TasksConfig(source=source), "train", 0, "x")
+        with pytest.raises(ConfigError, match=f"^{source} is not a file here"):
+            rows_tasks(source, "train", 0, "x", tmp_path)
+
+    @pytest.mark.parametrize("source", ["data/rows.jsonl", "./data", "data", "a/b/c", "/data/rows.parquet"])
+    def test_a_file_that_is_missing_is_missing(self, source, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigError, match="does not exist"):
+            open_tasks(TasksConfig(source=source), "train", 0, "x")
+
+    def test_a_folder_that_looks_like_a_far_one_is_read(self, tmp_path, monkeypatch):
+        (tmp_path / "owner/name").mkdir(parents=True)
+        write(tmp_path / "owner/name/rows.jsonl", ROWS)
+        monkeypatch.chdir(tmp_path)
+        assert len(open_tasks(TasksConfig(source="owner/name"), "train", 0, "x")) > 30
+
+    def test_tables_say_how_to_make_rows_of_them(self):
+        pandas = pytest.importorskip("pandas")
+        import pyarrow as pa
+
+        for rows, message in (
+            (pandas.DataFrame(ROWS), r'the rows of x are a DataFrame; .*df\.to_dict\("records"\)'),
+            (pa.Table.from_pylist(ROWS), r"the rows of x are a Table; .*df\.to_pylist\(\)"),
+            ({"prompt": ["a", "b"]}, r"the rows of x are a dict of columns; give a list of dicts"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                rows_tasks(rows, "train", 0, "x")
 
     def test_of_lists(self):
         with pytest.raises(ConfigError, match="rows: there are no rows"):

@@ -120,6 +120,19 @@ async def test_as_an_environment():
     await world.close()
 
 
+def test_settings_are_refused_where_other_tasks_are_played():
+    name = "reasoning_gym:chain_sum"
+
+    def worlds(**args):
+        Worlds([EnvironmentConfig(name=name, alias="sums", args=args, tasks=TasksConfig(source=name))], "train", 0)
+
+    with pytest.raises(
+        ConfigError, match=r"environments\.sums\.args: max_terms, zzz would not be used, .* tasks\.args"
+    ):
+        worlds(max_terms=2, system="Answer.", zzz=1)
+    worlds(system="Answer.")
+
+
 # Every fifth, and those that are peculiar: answers that compare tuples, metadata with counting keys, with fractions.
 def _generators():
     import reasoning_gym.factory

@@ -60,6 +60,14 @@ def test_environments_are_mixed_by_weight():
 
 
 @pytest.mark.usefixtures("counter_kind")
+def test_a_short_evaluation_leaves_no_environment_out():
+    configs = [EnvironmentConfig(name="lookup", weight=9.0), EnvironmentConfig(name="counter")]
+    for seed in range(5):
+        worlds = Worlds(configs, "dev", seed)
+        assert [worlds.setting(group).config.name for group in range(4)] == ["lookup", "counter", "lookup", "lookup"]
+
+
+@pytest.mark.usefixtures("counter_kind")
 def test_a_uniform_curriculum_gives_every_environment_the_same_share():
     worlds = Worlds(BOTH, "train", 0, CurriculumConfig(kind="uniform"))
     assert Counter(worlds.setting(group).config.name for group in range(1000)) == {"lookup": 500, "counter": 500}

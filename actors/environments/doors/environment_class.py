@@ -2,12 +2,11 @@
 
 The recipe's `args` are divided by name between its constructor and, where it has one, its static or class method
 `tasks(split, seed, **args)`, which returns a `TaskSource`, or rows or Tasks of that split as a list or from a generator
-function. What the class lacks is said when it is loaded.
+function (see `class_tasks`). What the class lacks is said when it is loaded.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from typing import Any
 
 from headrace.actors.environments.arguments import NO_PARAMETERS, parameters_of
@@ -29,7 +28,6 @@ _CONTRACT = {
 _REPLAYED = {"tools": "tools()", "_reset": "_reset(task, seed)", "_step": "_step(message)"}
 _ATTRIBUTES = ("name", "version")
 _TASKS = "tasks(split, seed, **args)"
-_MOST_ROWS = 1_000_000
 
 
 def class_kind(cls: Any, origin: Origin) -> EnvironmentKind:
@@ -59,38 +57,15 @@ def class_kind(cls: Any, origin: Origin) -> EnvironmentKind:
         return built
 
     def tasks(split: str, seed: int, args: dict[str, Any]) -> TaskSource:
-        taken = of_tasks.taken(args, constructor, name)
-        try:
-            given = cls.tasks(split, seed, **taken)
-            rows = list(islice(given, _MOST_ROWS + 1)) if _is_rows(given) else None
-        except (Exception, SystemExit) as error:  # foreign code once more
-            raise ConfigError(described(error)) from error
-        return _as_source(given, rows, split, seed, cls, origin)
+        from headrace.actors.environments.doors.class_tasks import class_tasks
 
-    return EnvironmentKind(environment=build, tasks=tasks if has_tasks else None)
+        return class_tasks(cls, split, seed, of_tasks.taken(args, constructor, name), origin)
 
-
-def _is_rows(given: Any) -> bool:
-    return isinstance(given, list | tuple | Iterator)
-
-
-def _as_source(given: Any, rows: list[Any] | None, split: str, seed: int, cls: type, origin: Origin) -> TaskSource:
-    """What `tasks` returned, as a `TaskSource`. Raises ConfigError."""
-    from headrace.actors.tasks import rows_tasks
-
-    where, name = f"{defined_at(cls)}: {cls.__name__}.tasks", origin.target.rpartition(":")[2]
-    if rows is None:
-        if not all(hasattr(given, each) for each in ("next", "restore", "state", "split")):
-            found = "None" if given is None else type(given).__name__
-            raise ConfigError(f"{where} returned {found}; expected a TaskSource, or a list of rows or Tasks")
-        source: TaskSource = given
-        return source
-    if len(rows) > _MOST_ROWS:
-        raise ConfigError(f"{where} gave more than {_MOST_ROWS} rows for {split!r}; return a TaskSource instead")
-    try:
-        return rows_tasks(rows, split, seed, name, origin.file.parent, whole=True)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    return EnvironmentKind(
+        environment=build,
+        tasks=tasks if has_tasks else None,
+        environment_args=None if constructor.takes_all else constructor.names,
+    )
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------

@@ -1,20 +1,22 @@
 """A typed Python function as a tool: its JSON Schema, and the model's arguments checked against it.
 
 Types and defaults come from the signature, through pydantic; descriptions from the docstring, in Google, NumPy or reST
-style. Arguments are read as pydantic reads JSON: `"3"` is taken for the integer 3, and nothing is cut or guessed. What
-cannot be read says why, in words for the model (case X1).
+style, or where it says nothing from `Annotated[int, "text"]`. A default of None makes null an argument too. Arguments
+are read as pydantic reads JSON: `"3"` is taken for the integer 3, and nothing is cut or guessed. What cannot be read
+says why, in words for the model (case X1).
 """
 
 import inspect
 import json
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from headrace.actors.environments.doors.session import Session
@@ -71,7 +73,7 @@ def tool_function(function: Callable[..., Any]) -> ToolFunction:
 
     Args:
         function: a function or bound method, plain or async. Every parameter has a type and can be given by name; one
-            annotated `headrace.Session` is filled in by headrace.
+            annotated `headrace.Session`, or with None beside it, is filled in by headrace.
 
     Raises:
         ConfigError: names the file, the line and the parameter that cannot be shown to a model.
@@ -89,17 +91,51 @@ def tool_function(function: Callable[..., Any]) -> ToolFunction:
     session = ""
     for number, (parameter, details) in enumerate(inspect.signature(function).parameters.items()):
         _check(details, hints, where)
-        if hints[parameter] is Session:
+        hint = hints[parameter]
+        if _is_session(hint):
+            if session:
+                raise ConfigError(f"{where}: {session!r} and {parameter!r} are both the Session; one is enough")
             session = parameter
             continue
-        told: dict[str, Any] = {"description": described[parameter]} if described.get(parameter) else {}
+        description = described.get(parameter) or _annotated_text(hint)
+        told: dict[str, Any] = {"description": description} if description else {}
         default = ... if details.default is details.empty else details.default
         # An alias, for pydantic has names of its own, such as `schema`.
-        fields[f"argument_{number}"] = (hints[parameter], Field(default, alias=parameter, **told))
+        fields[f"argument_{number}"] = (_with_null(hint, default), Field(default, alias=parameter, **told))
     arguments, schema = _model(name, fields, where)
     summary = "\n".join(filter(None, (text.short_description, text.long_description)))
     spec = ToolSpec(name=name, description=summary, parameters=schema)
     return ToolFunction(function=function, spec=spec, usage=_usage(spec), session=session, arguments=arguments)
+
+
+def _without_null(hint: Any) -> list[Any]:
+    """The types that `hint` is a union of, other than None, without what annotates them."""
+    if typing.get_origin(hint) is Annotated:
+        return _without_null(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [each for part in typing.get_args(hint) for each in _without_null(part)]
+    return [] if hint in (None, type(None)) else [hint]
+
+
+def _is_session(hint: Any) -> bool:
+    return _without_null(hint) == [Session]
+
+
+def _annotated_text(hint: Any) -> str:
+    """The first text of an `Annotated` type; empty where there is none."""
+    is_annotated = typing.get_origin(hint) is Annotated
+    return next((each for each in typing.get_args(hint)[1:] if isinstance(each, str)), "") if is_annotated else ""
+
+
+def _with_null(hint: Any, default: Any) -> Any:
+    """`hint`, with null where that is the default and the type has forgotten it."""
+    try:
+        is_forgotten = default is None and TypeAdapter(hint).validate_python(None) is not None
+    except ValidationError:
+        is_forgotten = True
+    except PydanticUserError:  # what cannot be shown to a model is refused with the others
+        is_forgotten = False
+    return hint | None if is_forgotten else hint
 
 
 def _check(parameter: inspect.Parameter, hints: Mapping[str, Any], where: str) -> None:

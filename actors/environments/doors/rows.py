@@ -16,8 +16,7 @@ def row_tasks(
     Args:
         rows: what `headrace.actors.tasks.rows_tasks` takes; paths are relative to the file of `origin`.
         name: the environment's.
-        check_row: raises ValueError for a row that cannot be played. It sees the first row, unless a generator makes
-            them: then the first episode does.
+        check_row: raises ConfigError or ValueError for a row that cannot be played. It sees the first of the split.
     """
 
     def tasks(split: str, seed: int, args: dict[str, Any]) -> TaskSource:
@@ -25,19 +24,23 @@ def row_tasks(
 
         refuse_args(args, name)
         source = rows_tasks(rows, split, seed, name, origin.file.parent)
-        if split == "train" and not callable(rows):
-            start = source.state
-            (first,) = source.next(1)
-            source.restore(start)
-            try:
-                check_row(first.data)
-            except ConfigError:
-                raise
-            except ValueError as error:
-                raise ConfigError(f"{origin.file.name}: {name}: {error}") from None
+        check_first(source, check_row, f"{origin.file.name}: {name}")
         return source
 
     return tasks
+
+
+def check_first(source: TaskSource, check_row: Callable[[Mapping[str, Any]], None], where: str) -> None:
+    """Try the first row of a source, which stays where it is. Raises ConfigError, which begins with `where`."""
+    start = source.state
+    (first,) = source.next(1)
+    source.restore(start)
+    try:
+        check_row(first.data)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def refuse_args(args: Mapping[str, Any], name: str) -> None:

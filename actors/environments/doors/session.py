@@ -16,7 +16,8 @@ class ToolError(HeadraceError, ValueError):
 
 @dataclass(kw_only=True, slots=True)
 class Session:
-    """One episode, as its tools see it: a parameter annotated `headrace.Session` gets it and is not shown to the model.
+    """One episode, as its tools see it: a parameter annotated `headrace.Session` (or `Session | None`) gets it
+    and is not shown to the model.
 
     Attributes:
         task: the row that is played; a copy of the episode's own.
@@ -29,6 +30,13 @@ class Session:
     seed: int
     state: dict[str, Any] = field(default_factory=dict)
     random: Random = field(init=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Refuse to be an argument, or a part of one, that a model could give."""
+        from pydantic.errors import PydanticUserError
+
+        raise PydanticUserError("headrace.Session can only be a parameter by itself, such as s: Session", code=None)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)

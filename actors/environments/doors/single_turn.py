@@ -29,7 +29,7 @@ class SingleTurn:
 
     Args:
         rows: a list of dicts; a path of JSON lines, Parquet or a folder, relative to the file that says so; a function
-            from a seed to a row; a `datasets` data set; or None, where the recipe names the tasks.
+            or any callable from a seed to a row; a `datasets` data set; or None, where the recipe names the tasks.
         reward: a function whose parameters are filled by name: `completion` (the model's answer as text), `messages`
             (the conversation as dicts), `task` (the row), `episode` (the whole record) and any column of the row. It
             returns a number, or a sequence of `RewardComponent`; it may be async. It runs in a process of its own: a
@@ -72,6 +72,7 @@ class SingleTurn:
             environment=build,
             tasks=None if self.rows is None else row_tasks(self.rows, origin, name, check_row),
             scorer=ScorerConfig(kind=origin.target),
+            check_row=check_row,
         )
 
 

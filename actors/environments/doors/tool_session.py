@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import msgspec
-from pydantic_core import to_jsonable_python
-
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.actors.environments.doors.function_schema import InvalidArguments, ToolFunction
 from headrace.actors.environments.doors.prompts import opening_messages
 from headrace.actors.environments.doors.session import Session, ToolError
-from headrace.actors.frames import defined_at, described
+from headrace.actors.environments.doors.tool_result import result_text
+from headrace.actors.frames import described
 from headrace.actors.text import well_formed_text
 from headrace.platform.errors import EnvironmentFault
 from headrace.platform.hashing import hash_value
@@ -98,7 +96,7 @@ class ToolUseEnvironment(ReplayedEnvironment):
             raise
         except (Exception, SystemExit) as error:  # foreign code: its fault, at its own file and line
             raise EnvironmentFault(described(error), transient=isinstance(error, _RETRYABLE)) from error
-        return well_formed_text(_as_text(value, tool))
+        return well_formed_text(result_text(value, tool))
 
     def _state_hash(self) -> HashPair:
         """Of the row, the calls so far with their results, and the session's state."""
@@ -111,24 +109,3 @@ def _state_text(session: Session) -> str:
         return json.dumps(session.state, sort_keys=True)
     except (TypeError, ValueError):
         return ""
-
-
-def _as_text(value: Any, tool: ToolFunction) -> str:
-    """How the model sees what a tool returned."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return "ok"
-    try:
-        return msgspec.json.encode(value, enc_hook=_plain, order="deterministic").decode()
-    except Exception as error:  # whatever a foreign object does when it is read
-        raise EnvironmentFault(
-            f"{defined_at(tool.function)}: {tool.spec.name} returned {type(value).__name__},"
-            f" which is not JSON: {error}",
-            transient=False,
-        ) from error
-
-
-def _plain(value: Any) -> Any:
-    """What msgspec does not know: arrays and their numbers, and models of pydantic."""
-    return value.tolist() if hasattr(value, "tolist") else to_jsonable_python(value)

@@ -30,7 +30,8 @@ class ToolUse:
 
     A call that does not fit (an unknown tool, a wrong or missing argument), and a `headrace.ToolError` that a tool
     raises, are answered with what is wrong, and the episode goes on. Anything else that a tool raises is a fault of
-    the environment. A result that is text is shown as it is, None as `ok`, anything else as JSON with sorted keys.
+    the environment. A result that is text is shown as it is, None as `ok`, anything else as JSON with sorted keys;
+    NaN, bytes and keys that are no text are faults of the tool.
 
     Episodes are replayed, restored and cloned by calling the tools again, so that a tool must depend on nothing but its
     arguments, the `headrace.Session` and what is in it. Plain tools run in threads and may block.
@@ -87,6 +88,7 @@ class ToolUse:
             environment=build,
             tasks=None if self.rows is None else row_tasks(self.rows, origin, name, check_row),
             scorer=ScorerConfig(kind=origin.target),
+            check_row=check_row,
         )
 
 
