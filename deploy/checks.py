@@ -21,7 +21,7 @@ def check_config(config: RunConfig) -> None:
     check_cluster(config)
     check_loggers(config.loggers, config.runs_dir)
     Worlds(config.environments, "train", config.seed, config.curriculum)
-    Worlds(config.environments, config.eval.split, config.seed)
+    Worlds(config.environments, config.eval.split, config.seed, config.curriculum)
     for environment in config.environments:
         if environment.scorer is not None:
             build_scorer(environment.scorer.kind, environment.scorer.args)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.rendering import load_renderer
@@ -28,6 +28,7 @@ from headrace.deploy.stored_version import open_version
 from headrace.deploy.wiring import assemble_worker, build_engine
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml, load_recipe
+from headrace.platform.config.model import ModelConfig
 from headrace.platform.errors import ConfigError
 from headrace.platform.evaluation.record import evaluation_of
 from headrace.platform.hashing import digest_value
@@ -48,7 +49,8 @@ _FIRST_WORKER = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRequest:
-    """What a person asks for. `name` is a run or a model folder; what is None or empty is as the recipe has it."""
+    """What a person asks for. `name` is a run or a model folder; what is None or empty is as the recipe has it.
+    `overrides` are KEY=VALUE, for the recipe."""
 
     name: str
     version: str = ""
@@ -58,15 +60,17 @@ class EvaluationRequest:
     samples: int | None = None
     seed: int | None = None
     temperature: float | None = None
+    overrides: tuple[str, ...] = ()
     runs_dir: str = "runs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """What is evaluated, on what. `root` is None where a fresh one is to be made in `runs_dir`; `version` is None for a
-    folder."""
+    folder. `tasks` is how many there are to play, at most as many as the recipe asks for."""
 
     config: RunConfig
+    tasks: int
     root: RunRoot | None
     runs_dir: str
     model: str
@@ -85,13 +89,11 @@ async def prepare(request: EvaluationRequest, recipes_dir: Path) -> Subject:
     """
     if request.split not in ("", "dev", "hidden"):
         raise ConfigError(f"--split {request.split}: evaluation plays dev or hidden, never the tasks of training (V2)")
+    _check_given_once(request)
     folder = _model_folder(request.name)
     if folder is None:
-        subject = await _of_run(request, recipes_dir)
-    else:
-        subject = _of_folder(request, folder, recipes_dir)
-    Worlds(subject.config.environments, subject.config.eval.split, subject.config.seed)
-    return subject
+        return await _of_run(request, recipes_dir)
+    return _of_folder(request, folder, recipes_dir)
 
 
 def evaluation_digests(config: RunConfig, renderer_digest: str) -> dict[str, str]:
@@ -115,7 +117,10 @@ async def evaluate(subject: Subject, note: Callable[[str], None]) -> tuple[Evalu
     with _root_of(subject) as root:
         store = EvaluationStore(root.url)
         claim = store.claim(subject.version, settings.split, settings.samples)
-        note(f"{settings.tasks} tasks of the {settings.split} split, {settings.samples} episodes each")
+        if subject.tasks < settings.tasks:
+            note(f"eval.tasks is {settings.tasks}, but the {settings.split} split has fewer: no task is played as two")
+        each = "1 episode" if settings.samples == 1 else f"{settings.samples} episodes"
+        note(f"{subject.tasks} tasks of the {settings.split} split, {each} each")
         evaluation = evaluation_of(
             await _play(subject, root, claim, note),
             name=claim.name,
@@ -123,7 +128,7 @@ async def evaluate(subject: Subject, note: Callable[[str], None]) -> tuple[Evalu
             model=subject.model,
             version=subject.version,
             split=settings.split,
-            tasks=settings.tasks,
+            tasks=subject.tasks,
             samples=settings.samples,
             created_at_s=time.time(),
             digests=evaluation_digests(subject.config, load_renderer(subject.folder).digest),
@@ -149,6 +154,7 @@ def _of_folder(request: EvaluationRequest, folder: Path, recipes_dir: Path) -> S
             f"{folder} is a model folder; say on what to evaluate it: --recipe NAME, YAML or ./file.py:Name"
         )
     config = _configured(request, request.recipe, recipes_dir, (_model(folder), "sft=null"))
+    tasks = _tasks_to_play(config)
     check_model(config)
     ready = resolve_model_folder(config.model)
     manifest = VersionManifest(
@@ -163,6 +169,7 @@ def _of_folder(request: EvaluationRequest, folder: Path, recipes_dir: Path) -> S
     )
     return Subject(
         config=config,
+        tasks=tasks,
         root=None,
         runs_dir=request.runs_dir,
         model=str(folder.resolve()),
@@ -173,22 +180,63 @@ def _of_folder(request: EvaluationRequest, folder: Path, recipes_dir: Path) -> S
 
 
 async def _of_run(request: EvaluationRequest, recipes_dir: Path) -> Subject:
-    """On the run's own recipe, or on another one: then the episodes belong into a root with that recipe."""
+    """On the run's own worlds, or on others: then the episodes belong into a root with that recipe."""
     root = RunRoot.find(request.runs_dir, request.name)
+    recipe = request.recipe or root.join("config.yaml")
+    config = _configured(request, recipe, recipes_dir, (_model(Path(root.url)), "sft=null") if request.recipe else ())
+    tasks = _tasks_to_play(config)
     manifest, folder = await open_version(root, request.version or "latest")
-    if request.recipe:
-        config = _configured(request, request.recipe, recipes_dir, (_model(folder), "sft=null"))
-    else:
-        config = _configured(request, root.join("config.yaml"), recipes_dir)
+    is_elsewhere = bool(request.recipe) or _worlds(config) != _worlds(load_recipe(recipe, [], recipes_dir))
+    if is_elsewhere:
+        model = ModelConfig(path=str(folder.resolve()))
+        config = config.model_copy(update={"model": model, "sft": None})
     return Subject(
         config=config,
-        root=None if request.recipe else root,
+        tasks=tasks,
+        root=None if is_elsewhere else root,
         runs_dir=request.runs_dir,
         model=root.name,
         version=manifest.ref.number,
         manifest=manifest,
         folder=folder,
     )
+
+
+def _tasks_to_play(config: RunConfig) -> int:
+    """How many tasks there are for the evaluation: no task is played twice where they are fewer than asked for.
+
+    Raises:
+        ConfigError: environments or tasks are wrong.
+        NotFound: an environment is not registered.
+    """
+    worlds = Worlds(config.environments, config.eval.split, config.seed, config.curriculum)
+    return len(worlds.distinct(range(config.eval.tasks)))
+
+
+def _worlds(config: RunConfig) -> list[dict[str, Any]]:
+    """What decides which worlds and tasks there are, and thereby whether a replay finds its world again."""
+    return [each.model_dump(include={"name", "alias", "args", "tasks", "scorer"}) for each in config.environments]
+
+
+def _check_given_once(request: EvaluationRequest) -> None:
+    """Refuse keys that cannot be set here, or are set by an option as well. Raises ConfigError."""
+    options = {
+        "eval.split": request.split or None,
+        "eval.tasks": request.tasks,
+        "eval.samples": request.samples,
+        "seed": request.seed,
+    }
+    for override in request.overrides:
+        key = override.partition("=")[0].strip()
+        option = key.rpartition(".")[2]
+        if key.split(".")[0] == "model":
+            raise ConfigError(f"{key}: the model is what is evaluated, {request.name}; leave it out")
+        if key == "runs_dir":
+            raise ConfigError("runs_dir: give --runs-dir, which also says where runs are looked for")
+        is_temperature = key.startswith("environments.") and key.endswith(".sampling.temperature")
+        given = request.temperature if is_temperature else options.get(key)
+        if given is not None:
+            raise ConfigError(f"{override} and --{option} {given}: give one of them")
 
 
 def _model(folder: Path) -> str:
@@ -203,7 +251,8 @@ def _configured(request: EvaluationRequest, recipe: str, recipes_dir: Path, chan
         "eval.samples": request.samples,
         "seed": request.seed,
     }
-    overrides = [*changes, *(f"{key}={value}" for key, value in wanted.items() if value is not None)]
+    overrides = [*changes, *request.overrides]
+    overrides += [f"{key}={value}" for key, value in wanted.items() if value is not None]
     config = load_recipe(recipe, overrides, recipes_dir)
     if request.temperature is not None:
         for index in range(len(config.environments)):

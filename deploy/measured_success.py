@@ -49,7 +49,7 @@ async def measured_success(config: RunConfig, folder: Path, tasks: int) -> float
         return await play_episode(plan, environment, renderer, engine, scorers.get(setting.config.known_as))
 
     try:
-        played = await asyncio.gather(*(play(position) for position in range(tasks)))
+        played = await asyncio.gather(*(play(position) for position in worlds.distinct(range(tasks))))
     finally:
         await asyncio.gather(engine.close(), *(scorer.close() for scorer in scorers.values()))
     scores = [each.score for each in played if each.score is not None]

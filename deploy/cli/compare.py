@@ -10,7 +10,7 @@ from headrace.deploy.cli.options import Json, RunsDir, answer_json
 if TYPE_CHECKING:
     from headrace.platform.evaluation.comparison import Comparison, Difference
 
-_REFERENCE = "A stored evaluation: RUN (its newest), RUN@VERSION, RUN@NAME, or the path of its JSON file."
+_REFERENCE = "A stored evaluation: RUN (its newest), RUN@VERSION, RUN@best, RUN@NAME, or the path of its JSON file."
 
 
 def compare(

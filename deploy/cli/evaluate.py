@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from headrace.deploy.cli.compare import print_comparison
-from headrace.deploy.cli.options import Json, RunsDir, answer_json, recipes_dir
+from headrace.deploy.cli.options import Json, Overrides, RunsDir, answer_json, recipes_dir
 
 if TYPE_CHECKING:
     from headrace.platform.evaluation.comparison import Comparison
@@ -29,6 +29,7 @@ Name = Annotated[
 
 def evaluate(
     name: Name,
+    overrides: Overrides = None,
     version: Annotated[str, typer.Option(help="Of a run: a number, `latest`, or `best`. Default: latest.")] = "",
     split: Annotated[str, typer.Option(help="dev or hidden. Default: the recipe's eval.split.")] = "",
     tasks: Annotated[int | None, typer.Option(help="Default: the recipe's eval.tasks.")] = None,
@@ -39,7 +40,7 @@ def evaluate(
         str, typer.Option(help="On what to evaluate: a recipe or ./file.py:Name. Default for a run: its own.")
     ] = "",
     against: Annotated[
-        str, typer.Option(help="Compare with this stored evaluation: RUN, RUN@NAME, RUN@VERSION or a file.")
+        str, typer.Option(help="Compare with this stored evaluation: RUN, RUN@NAME, RUN@VERSION, RUN@best or a file.")
     ] = "",
     runs_dir: RunsDir = "runs",
     as_json: Json = False,
@@ -47,7 +48,8 @@ def evaluate(
     """Measure success on tasks that training does not play. Try: headrace eval RUN --samples 4
 
     Plays the same tasks under the same seeds every time, stores episodes, rewards and the evaluation in the run, and
-    prints success with a 95 % bootstrap interval, pass@k and pass^k. A model folder gets a run root of its own.
+    prints success with a 95 % bootstrap interval, pass@k and pass^k. A model folder gets a run root of its own, and so
+    does a run in other worlds: on another --recipe, or where KEY=VALUE changes environments, tasks or scorers.
     """
     from headrace.deploy.evaluate import EvaluationRequest, prepare
     from headrace.deploy.evaluate import evaluate as carry_out
@@ -65,6 +67,7 @@ def evaluate(
         samples=samples,
         seed=seed,
         temperature=temperature,
+        overrides=tuple(overrides or ()),
         runs_dir=runs_dir,
     )
     other = find_evaluation(runs_dir, against) if against else None

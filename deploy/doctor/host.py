@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+import headrace
 from headrace.platform.errors import DeadlineExceeded
 from headrace.platform.ledger.server import EmbeddedServer
 
@@ -47,6 +48,11 @@ class Host:
             return list(metadata.requires(distribution) or [])
         except metadata.PackageNotFoundError:
             return None
+
+    def source(self) -> Path | None:
+        """The folder of headrace's source when it runs from a checkout, as an editable installation does, or None."""
+        folder = Path(headrace.__file__).resolve().parent.parent
+        return folder if (folder / "pyproject.toml").is_file() else None
 
     def package_file(self, distribution: str, name: str) -> Path | None:
         """The file of an installed distribution whose path in it is `name`, or None; nothing is imported."""

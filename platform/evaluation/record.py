@@ -24,7 +24,10 @@ def evaluation_of(
     created_at_s: float,
     digests: dict[str, str],
 ) -> Evaluation:
-    """The record of an evaluation, its outcomes in an order that does not depend on who played them."""
+    """The record of an evaluation, its outcomes in an order that does not depend on who played them.
+
+    `tasks` is how many were asked for; the record says how many there were to play.
+    """
     ordered = sorted(outcomes, key=lambda each: (each.environment, each.task_id, each.seed, each.sample))
     return Evaluation(
         name=name,
@@ -32,7 +35,7 @@ def evaluation_of(
         model=model,
         version=version,
         split=split,
-        tasks=tasks,
+        tasks=min(tasks, len(ordered) // samples),
         samples=samples,
         created_at_s=created_at_s,
         digests=digests,

@@ -7,7 +7,6 @@ evaluation was interrupted stays behind and is skipped.
 
 import os
 from difflib import get_close_matches
-from pathlib import Path
 
 import msgspec
 
@@ -95,8 +94,9 @@ class EvaluationStore:
 
         Raises:
             NotFound: there is none.
+            SchemaError: a file among them is no evaluation.
         """
-        headers = [msgspec.json.decode(self._fs.cat_file(self._file(name)), type=_Header) for name in self.names()]
+        headers = [self._header(name) for name in self.names()]
         found = [each for each in headers if version is None or each.version == version]
         if not found:
             of_version = "" if version is None else f" of version {version}"
@@ -104,17 +104,23 @@ class EvaluationStore:
             raise NotFound(f"{self._root.rsplit('/', 1)[-1]} has no evaluation{of_version}{known}")
         return self.read(max(found, key=lambda each: (each.created_at_s, each.name)).name)
 
+    def _header(self, name: str) -> _Header:
+        try:
+            return msgspec.json.decode(self._fs.cat_file(self._file(name)), type=_Header)
+        except msgspec.MsgspecError as error:
+            raise SchemaError(f"{self._file(name)} is not a stored evaluation: {error}") from error
+
     def _file(self, name: str) -> str:
         return f"{self._root}/{_FOLDER}/{name}.json"
 
     def _claimed(self) -> list[int]:
         self._fs.invalidate_cache()
         names = (str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self._root}/{_CLAIMS}", detail=False))
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if _is_number(name)]
 
     def _named(self) -> list[int]:
         numbers = (name.rpartition("-")[2] for name in self.names())
-        return [int(number) for number in numbers if number.isdigit()]
+        return [int(number) for number in numbers if _is_number(number)]
 
     def _create(self, path: str) -> bool:
         """Make an empty file, unless it is there already."""
@@ -138,32 +144,53 @@ def evaluation_name(version: int | None, split: str, number: int) -> str:
 
 
 def find_evaluation(runs_dir: str, reference: str) -> Evaluation:
-    """The stored evaluation that people mean: the path of its file, RUN (its newest), RUN@NAME, or RUN@VERSION (the
-    newest of that version).
+    """The stored evaluation that people mean: the path of its file, RUN (its newest), RUN@NAME, RUN@VERSION or RUN@best
+    (the newest of that version).
 
     Raises:
+        ConfigError: the file is no evaluation.
         NotFound: there is no such run or evaluation, or not uniquely.
-        SchemaError: it is of a schema that this build does not read.
+        SchemaError: the run's is of a schema that this build does not read.
     """
     if reference.endswith(".json"):
-        fs, path = open_url(reference)
-        if not fs.exists(path):
-            raise NotFound(f"there is no file {reference}")
-        return decode_evaluation(fs.cat_file(path), Path(path).name)
+        return _from_file(reference)
     run, _, chosen = reference.partition("@") if "://" not in reference else reference.rpartition("@")
-    store = EvaluationStore(RunRoot.find(runs_dir, run).url)
+    root = RunRoot.find(runs_dir, run)
+    store = EvaluationStore(root.url)
     number = chosen.removeprefix("v")
     if not chosen:
         return store.latest()
-    return store.latest(int(number)) if number.isdigit() else store.read(chosen)
+    if chosen == "best":
+        return store.latest(int(root.read_best()["version"]))
+    return store.latest(int(number)) if _is_number(number) else store.read(chosen)
+
+
+def _from_file(url: str) -> Evaluation:
+    """The evaluation in a file that somebody names: what is wrong with it is that it was named."""
+    fs, path = open_url(url)
+    if not fs.exists(path):
+        raise NotFound(f"there is no file {url}")
+    try:
+        return decode_evaluation(fs.cat_file(path), url)
+    except SchemaError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{url} cannot be read: {error}") from error
+
+
+def _is_number(text: str) -> bool:
+    """Whether `int` reads it, and nobody is surprised by what it reads."""
+    return text.isascii() and text.isdecimal()
 
 
 def decode_evaluation(data: bytes, name: str) -> Evaluation:
     """An evaluation from its stored form. Raises SchemaError that calls it `name`."""
     try:
-        schema = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("schema_version", b"")
+        schema = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("schema_version")
+        if schema is None:
+            raise SchemaError(f"{name} is not a stored evaluation: it has no schema_version")
         if bytes(schema) != str(SCHEMA_VERSION).encode():
             raise SchemaError(f"{name}: schema {bytes(schema).decode()!r}; this build reads {SCHEMA_VERSION}")
         return msgspec.json.decode(data, type=Evaluation)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise SchemaError(f"{name} is not a stored evaluation: {error}") from error

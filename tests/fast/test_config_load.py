@@ -152,6 +152,10 @@ def test_a_key_that_stands_twice_is_refused_not_ignored(recipes: Path) -> None: 
         ("seed=null", "seed: expected a valid integer; got None"),
         ("runtime.kind=slurm", "runtime.kind: expected 'ray' or 'inprocess'; got 'slurm'"),
         ("environments.0.sampling.top_p=0.9", "environments.0.sampling.top_p: top_p changes the distribution"),
+        (
+            "runtime.kind=inproces",
+            "runtime.kind: expected 'ray' or 'inprocess'; got 'inproces'; did you mean inprocess?",
+        ),
         ("environments=[]", "environments: Tuple should have at least 1 item"),
         ("environments=[{weight: 1}]", "environments.0.name: required, but missing"),
         ("learner=fast", "learner: expected a valid dictionary or instance of LearnerConfig; got 'fast'"),
@@ -163,9 +167,32 @@ def test_a_wrong_value_is_named_with_what_is_expected(recipes: Path, override: s
     assert f"  - {line}" in refused(recipes, override)
 
 
+LOGGERS = "expected 'wandb', 'tensorboard' or 'mlflow'"
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
+        ("[{kind: tensorbord}]", f"loggers.0.kind: {LOGGERS}; got 'tensorbord'; did you mean tensorboard?"),
+        ("[{kind: mlflow}, {kind: 3}]", f"loggers.1.kind: {LOGGERS}; got 3"),
+        ("[{project: x}]", f"loggers.0.kind: required, but missing; {LOGGERS}"),
+        ("[tensorboard]", "loggers.0: expected a section; got 'tensorboard'"),
+        ("[{kind: wandb, projct: x}]", "loggers.0.projct: unknown key; did you mean loggers.0.project?"),
+    ],
+)
+def test_a_section_of_several_kinds_is_told_by_its_kind(recipes: Path, override: str, line: str) -> None:  # case V3
+    assert refused(recipes, f"loggers={override}") == f"recipe tiny: 1 error\n  - {line}"
+
+
+def test_a_wrong_item_does_not_make_its_list_wrong_too(recipes: Path) -> None:
+    message = refused(recipes, "environments.0.sampling.temperature=0")
+    assert message == "recipe tiny: 1 error\n  - environments.0.sampling.temperature: expected greater than 0; got 0"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("environments.².weight=1", "environments.²: environments has no item of that name"),
         ("learner.lr", "override 'learner.lr': write key=value"),
         ("=1", "override '=1': write key=value"),
         ("a..b=1", "override 'a..b=1': write key=value"),

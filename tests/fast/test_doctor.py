@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -14,12 +15,13 @@ from headrace.deploy.doctor import Check, Host, Report, Status, run_checks
 from headrace.deploy.doctor.engines import optional, ray, torch
 from headrace.deploy.doctor.host import Done
 from headrace.deploy.doctor.machine import GIB, cores, disk, gpu, memory, open_files, python, shared_memory
-from headrace.deploy.doctor.packages import base, extras
+from headrace.deploy.doctor.packages import base, extras, metadata
 from headrace.deploy.doctor.probes import Probe, ask_all
 from headrace.deploy.doctor.sandboxes import NOT_YET, bubblewrap, docker, landlock, unsafe_process
 from headrace.deploy.doctor.servers import embedded, given, on_path
 from headrace.platform.errors import ConfigError, DeadlineExceeded
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 10.0
 REQUIRES = [
     "msgspec<1,>=0.19",
@@ -29,6 +31,14 @@ REQUIRES = [
     "docker<8,>=7; platform_machine == 'no-such-machine' and extra == 'docker'",
     "ruff>=0.12; extra == 'dev'",
 ]
+PYPROJECT = """
+[project]
+name = "headrace"
+dependencies = ["numpy>=2", "renderers>=0.1"]
+[project.optional-dependencies]
+vllm = ["vllm>=0.32,<0.33; platform_machine == 'x86_64'"]
+gguf = ["gguf>=0.17"]
+"""
 
 
 class FakeHost(Host):
@@ -43,6 +53,9 @@ class FakeHost(Host):
 
     def requirements(self, distribution):
         return self.facts.get("requirements")
+
+    def source(self):
+        return Path("/src") if "pyproject" in self.facts else None
 
     def package_file(self, distribution, name):
         return self.facts.get("package_files", {}).get(name)
@@ -62,6 +75,8 @@ class FakeHost(Host):
             raise self.facts["embedded"]
 
     def read(self, path):
+        if path == Path("/src/pyproject.toml"):
+            return self.facts["pyproject"]
         return self.facts.get("files", {}).get(str(path))
 
     def cores(self):
@@ -232,8 +247,36 @@ class TestPackages:
         assert checks["docker"].detail == "not available for this kind of machine"
 
     def test_the_extras_of_this_installation(self):
-        names = {check.name for check in extras(Host())}
-        assert {"vllm", "deepspeed"} <= names and "dev" not in names
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        names = [check.name for check in extras(Host())]
+        assert names == sorted(project["optional-dependencies"].keys() - {"dev"})
+
+    def test_what_a_checkout_requires_counts_before_what_was_installed_once(self):
+        """Older metadata knows neither the new requirement nor the new extra."""
+        host = FakeHost(requirements=REQUIRES, pyproject=PYPROJECT, versions={"numpy": "2.1", "docker": "7.1"})
+        check = metadata(host)
+        assert (check.status, check.fix) == (Status.WARN, "reinstall: pip install -e .")
+        assert check.detail.endswith("than its source: headrace[gguf], headrace[vllm], numpy, renderers")
+        assert base(host).status is Status.FAIL and base(host).detail == "renderers is not installed"
+        assert [(each.name, each.status) for each in extras(host)] == [
+            ("gguf", Status.MISSING),
+            ("vllm", Status.MISSING),
+        ]
+
+    def test_metadata_as_new_as_the_source_is_fine(self):
+        installed = [
+            "numpy>=2",
+            "renderers>=0.1",
+            'vllm<0.33,>=0.32; platform_machine == "x86_64" and extra == "vllm"',
+            'gguf>=0.17; extra == "gguf"',
+        ]
+        assert metadata(FakeHost(requirements=installed, pyproject=PYPROJECT)).status is Status.OK
+        more = [*installed, "torch>=2"]
+        assert "something was removed" in metadata(FakeHost(requirements=more, pyproject=PYPROJECT)).detail
+        assert metadata(FakeHost(requirements=installed)).status is Status.OK, "a wheel has no source beside it"
+        assert metadata(FakeHost(pyproject=PYPROJECT)).fix == "pip install -e ."
+        other = 'project = {name = "elsewhere"}'
+        assert metadata(FakeHost(requirements=installed, pyproject=other)).detail == "as it was installed"
 
 
 class TestAsking:

@@ -135,8 +135,9 @@ def test_the_record_does_not_depend_on_who_played_first():
 def test_the_line_for_metrics_has_only_what_was_measured():
     made = evaluation([*trials("a", "11"), *trials("b", "1-"), outcome("c", 0.5, environment="maze")], samples=2)
     line = summary_line(made)
-    assert line[Metric.EVAL_SUCCESS] == pytest.approx(3.5 / 4)
-    assert line[Metric.EVAL_LOW] <= line[Metric.EVAL_SUCCESS] <= line[Metric.EVAL_HIGH]
+    assert line[Metric.EVAL_SUCCESS] == pytest.approx(3 / 4)
+    assert line[Metric.EVAL_SCORE] == pytest.approx(3.5 / 4)
+    assert line[Metric.EVAL_LOW] <= line[Metric.EVAL_SCORE] <= line[Metric.EVAL_HIGH]
     assert line[Metric.EVAL_UNSCORED] == 1
     assert line[Metric.EVAL_PASS_HAT] == {"1": pytest.approx(2 / 3), "2": 1.0}
     assert line[Metric.EVAL_BY_ENVIRONMENT] == {"counter": 1.0, "maze": 0.5}

@@ -49,6 +49,17 @@ def runs(model, tmp_path, monkeypatch) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.fixture
+def few(runs) -> str:
+    """An environment of twenty questions, as people name it."""
+    (runs.parent / "one.py").write_text(
+        "import headrace\n"
+        "rows = [{'prompt': f'who is {n} ?', 'answer': str(n)} for n in range(20)]\n"
+        "Few = headrace.SingleTurn(rows, reward=lambda completion, answer: float(answer in completion))\n"
+    )
+    return "./one.py:Few"
+
+
 async def publish(root, files, numbers):
     ledger = MemoryLedger(RUN, LedgerLimits(batch_groups=1, max_lag=0), lambda: 0.0)
     registry = FileRegistry(root.url, ledger, cache_dir=Path("cache"), run=RUN, pins=MemoryPins(lambda: 0.0))
@@ -114,6 +125,17 @@ class TestARun:
         alone = answer(monkeypatch, capsys, "compare", f"{RUN}@v3", RUN)
         assert alone == comparison
 
+    def test_a_version_comes_out_the_same_every_time(self, runs, monkeypatch, capsys):
+        names = [answer(monkeypatch, capsys, "eval", RUN, *SMALL)["name"] for _ in range(2)]
+        store = EvaluationStore(str(runs / RUN))
+        one, two = ([(each.task_id, each.sample, each.score) for each in store.read(name).outcomes] for name in names)
+        assert one == two
+        tokens = {}
+        for episode in episodes(runs / RUN):
+            said = tuple(tuple(turn.token_ids.tolist()) for turn in episode.turns)
+            tokens.setdefault((episode.task.task_id, said), []).append(episode.episode_id)
+        assert len(tokens) == 10 and all(len(ids) == 2 for ids in tokens.values()), "sampled alike, token by token"
+
     def test_people_get_words(self, runs, monkeypatch, capsys):
         assert call_main(monkeypatch, "eval", RUN, *SMALL) == 0
         assert call_main(monkeypatch, "eval", RUN, *SMALL, "--against", RUN) == 0
@@ -132,6 +154,19 @@ class TestARun:
         assert {turn.sampling.temperature for each in played for turn in each.turns if turn.is_action} == {0.5}
         config = load_recipe(str(runs / RUN / "config.yaml"), [], RECIPES)
         assert facts["digests"]["recipe"] != evaluation_digests(config, "")["recipe"]
+
+    def test_keys_change_the_recipe_as_in_training(self, runs, monkeypatch, capsys):
+        changes = ("eval.split=hidden", "eval.tasks=3", "environments.lookup.budgets.max_turns=1")
+        facts = answer(monkeypatch, capsys, "eval", RUN, *changes)
+        assert (facts["run"], facts["split"], facts["episodes"], facts["turns"]) == (RUN, "hidden", 3, 1.0)
+
+    def test_other_worlds_get_a_root_of_their_own(self, runs, monkeypatch, capsys):
+        facts = answer(monkeypatch, capsys, "eval", RUN, "environments.lookup.args.hops=[1]", "--tasks", "2")
+        assert facts["run"].startswith("eval-lookup-") and (facts["model"], facts["version"]) == (RUN, 3)
+        assert not episodes(runs / RUN)
+        played = episodes(runs / facts["run"])
+        assert all(len(each.task.data["chain"]) == 1 for each in played)
+        assert answer(monkeypatch, capsys, "replay", facts["run"], played[0].episode_id)["equal"]
 
     @pytest.mark.parametrize(("wanted", "number"), [("latest", 3), ("best", 0), ("0", 0), ("v3", 3)])
     async def test_versions_by_what_people_call_them(self, runs, wanted, number):
@@ -191,6 +226,23 @@ class TestAModelFolder:
         assert facts["run"].startswith("eval-lookup-slow-") and facts["model"] == RUN and facts["version"] == 3
         assert not episodes(runs / RUN)
 
+    def test_fewer_tasks_than_asked_for_are_played_once(self, model, few, monkeypatch, capsys):
+        keys = ("environments.0.budgets.max_tokens=128", "environments.0.sampling.max_new_tokens=8")
+        assert call_main(monkeypatch, "eval", str(model), "--recipe", few, *keys, "--samples", "2", "--json") == 0
+        captured = capsys.readouterr()
+        facts = last_json(captured.out)
+        stored = EvaluationStore(str(Path("runs") / facts["run"])).latest()
+        assert stored.tasks == facts["tasks"] and facts["episodes"] == 2 * facts["tasks"]
+        assert len({each.task_id for each in stored.outcomes}) == facts["tasks"] < 20
+        assert "eval.tasks is 256, but the dev split has fewer" in captured.err
+        assert f"{facts['tasks']} tasks of the dev split" in captured.err
+
+    def test_names_are_checked_before_the_model(self, model, few, monkeypatch, capsys):
+        code, err = refusal(monkeypatch, capsys, "eval", str(model), "--recipe", few.replace("Few", "Fw"))
+        assert code == 2 and "Fw" in err and "Few" in err and "max_tokens" not in err
+        code, err = refusal(monkeypatch, capsys, "eval", str(model), "--recipe", few)
+        assert code == 2 and "budgets.max_tokens" in err, "the model is too short for the default"
+
     async def test_an_interrupted_one_leaves_nothing(self, model, runs):
         subject = await prepare(EvaluationRequest(name=str(model), recipe="lookup", tasks=3), RECIPES)
         with pytest.raises(asyncio.CancelledError):
@@ -209,9 +261,24 @@ def test_wrong_usage_is_2_and_plays_nothing(model, runs, monkeypatch, capsys):
         ("eval", RUN, "--version", "newest"): "`latest` or `best`",
         ("eval", RUN, "--samples", "0"): "eval.samples",
         ("eval", RUN, "--samples", "501"): "500 samples",
-        ("eval", RUN, "--temperature", "0"): "sampling.temperature",
+        (
+            "eval",
+            RUN,
+            "--temperature",
+            "0",
+        ): "1 error\n  - environments.0.sampling.temperature: expected greater than 0",
         ("eval", RUN, "--against", "nothing"): "no run 'nothing'",
+        ("eval", RUN, "nonsense"): "write key=value",
+        ("eval", RUN, "eval.tasks=3", "--tasks", "4"): "eval.tasks=3 and --tasks 4: give one of them",
+        ("eval", RUN, "seed=3", "--seed", "0"): "seed=3 and --seed 0",
+        ("eval", RUN, "environments.lookup.sampling.temperature=2", "--temperature", "1"): "--temperature 1.0",
+        ("eval", RUN, "eval.split=train"): "'dev' or 'hidden'",  # case V2
+        ("eval", RUN, "eval.taks=3"): "did you mean eval.tasks",
+        ("eval", RUN, "model.path=other"): "the model is what is evaluated",
+        ("eval", RUN, "runs_dir=other"): "--runs-dir",
         ("compare", RUN, RUN): "has no evaluation",
+        ("compare", f"{RUN}@best", RUN): "no evaluation of version 0",
+        ("compare", str(model / "config.json"), RUN): "is not a stored evaluation",
     }
     for args, named in wrong.items():
         code, err = refusal(monkeypatch, capsys, *args)

@@ -110,12 +110,45 @@ class TestReferences:
             ("lookup-1@9", "no evaluation of version 9"),
             ("lookup-1@v000003-dev-02", "v000003-dev-01"),
             ("empty", "has no evaluation"),
+            ("lookup-1@²", "no evaluation '²'"),
+            ("lookup-1@٣", "no evaluation '٣'"),
+            ("lookup-2@best", "has no best.json"),
             ("none.json", "no file none.json"),
         ],
     )
     def test_what_is_not_there_is_named(self, runs, reference, message):
         with pytest.raises(NotFound, match=message):
             find_evaluation(str(runs), reference)
+
+    def test_best_is_the_newest_of_the_best_version(self, runs):
+        RunRoot(str(runs / "lookup-1a")).write_best({"version": 3})
+        assert find_evaluation(str(runs), "lookup-1@best").name == "v000003-dev-01"
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"[1]", "not a stored evaluation: Expected `object`"),
+            (b'{"a": 1}', "it has no schema_version"),
+            (b'{"schema_version": 1}', "missing required field `name`"),
+            (b"\xff", "JSON is malformed"),
+            (b"", "truncated"),
+            (b'{"a": ' + b"[" * 100_000, "not a stored evaluation"),
+        ],
+    )
+    def test_a_file_that_is_no_evaluation_is_wrong_usage(self, tmp_path, data, message):
+        (tmp_path / "some.json").write_bytes(data)
+        with pytest.raises(ConfigError, match=rf"some\.json.*{message}"):
+            find_evaluation("runs", str(tmp_path / "some.json"))
+
+    def test_a_folder_is_no_evaluation(self, tmp_path):
+        (tmp_path / "some.json").mkdir()
+        with pytest.raises(ConfigError, match=r"some\.json cannot be read"):
+            find_evaluation("runs", str(tmp_path / "some.json"))
+
+    def test_a_foreign_file_among_them_is_named(self, runs):
+        (runs / "lookup-1a" / "evaluations" / "notes.json").write_text("[1]")
+        with pytest.raises(SchemaError, match=r"notes\.json is not a stored evaluation"):
+            find_evaluation(str(runs), "lookup-1")
 
     def test_what_is_no_evaluation_is_refused(self, runs):
         file = Path(runs) / "lookup-1a" / "evaluations" / "v000003-dev-01.json"
@@ -125,4 +158,4 @@ class TestReferences:
             find_evaluation(str(runs), "lookup-1@3")
         file.write_text("[1]")
         with pytest.raises(SchemaError, match="not a stored evaluation"):
-            find_evaluation(str(runs), str(file))
+            find_evaluation(str(runs), "lookup-1@v000003-dev-01")

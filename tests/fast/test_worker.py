@@ -11,6 +11,7 @@ from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import ENVIRONMENTS, EnvironmentKind
 from headrace.actors.outcomes import EnvironmentCounts, WorkerStats, total_counts
 from headrace.actors.plan import PlayedEpisode
+from headrace.actors.tasks.finite import GivenTasks
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
 from headrace.platform.config.environments import EnvironmentConfig, SamplingConfig
@@ -529,7 +530,18 @@ async def test_the_samples_of_an_evaluated_task_share_its_world_and_nothing_else
         assert len({(outcome.environment, outcome.task_id, outcome.seed) for outcome in own}) == 1
     stored = {episode.episode_id: episode for episode in b.store.iterate()}
     assert len(stored) == 30
-    assert len({episode.turns[1].seed for episode in stored.values()}) == 30
+    drawn = [[stored[each.episode_id].turns[1].seed for each in outcomes] for outcomes in (first, second)]
+    assert drawn[0] == drawn[1], "what is sampled depends on the task and the sample, not on the evaluation"
+    assert len(set(drawn[0])) == 15
+
+
+async def test_an_evaluation_plays_each_of_a_few_tasks_once(bench):
+    b = bench()
+    tasks = [Task(f"few-{n}", "kit", {"n": n}, split="dev") for n in range(4)]
+    b.evaluation_worlds["dev"]._sources["kit"] = GivenTasks(tasks, "dev", 0, "kit")
+    await b.publish()
+    parts = [await b.worker.evaluate(0, "dev", range(start, 9, 2), 0, samples=2) for start in (0, 1)]
+    assert sorted(each.task_id for part in parts for each in part) == sorted([task.task_id for task in tasks] * 2)
 
 
 async def test_counts_by_environment(bench):
