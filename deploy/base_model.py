@@ -7,20 +7,19 @@ does. Where the traces of a stage come from is told in demonstrations/.
 
 import asyncio
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.actors.demonstrations.chats import chat_texts, read_chats
+from headrace.actors.demonstrations.loss import unknown_token
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.rendering import load_renderer
 from headrace.deploy.checks import check_model
 from headrace.deploy.demonstrations.inputs import file_digest, stage_inputs
 from headrace.deploy.model_folder import model_fingerprint, resolve_model_folder
+from headrace.deploy.new_folder import cached_folder, new_folder
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig, TinyLlamaConfig
 from headrace.platform.errors import ConfigError
@@ -81,35 +80,20 @@ def prepare_base_model(
 
     Raises:
         ConfigError: the environment has no demonstrations, or no vocabulary for a tiny model, or the model's files
-            cannot be used.
-        RunFailed: a stage's gate was not reached.
+            cannot be used, or `folder` exists or cannot be made.
+        RunFailed: a stage's gate was not reached, or `folder` appeared meanwhile.
     """
     if config.sft is None and config.model.tiny_llama is None:
         ready = resolve_model_folder(config.model)
         check_model(config)  # what has just been prepared was not there to be checked before
         return BaseModel(ready, cached=True)
     target = folder or cache_folder(config)
-    if (target / "stages.json").is_file():
+    if folder is None and (target / "stages.json").is_file():
         return BaseModel(target, cached=True, stages=tuple(json.loads((target / "stages.json").read_text())))
-    with whole_folder(target) as working:
+    with cached_folder(target) if folder is None else new_folder(target) as working:
         stages = _run_stages(config, working, on_progress)
         (working / "stages.json").write_text(json.dumps(stages))
     return BaseModel(target, cached=False, stages=tuple(stages))
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` when the block ends without an error, and else vanishes. Where somebody
-    was faster, theirs stays."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    working = Path(tempfile.mkdtemp(prefix=target.name, dir=target.parent))
-    try:
-        yield working
-        working.chmod(0o755)
-        if not target.exists():
-            working.rename(target)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
 
 
 def _run_stages(config: RunConfig, folder: Path, on_progress: Callable[[SftStep], None]) -> list[dict[str, Any]]:
@@ -129,7 +113,8 @@ def _run_stages(config: RunConfig, folder: Path, on_progress: Callable[[SftStep]
     results: list[dict[str, Any]] = []
     for stage in config.sft.stages if config.sft else ():
         torch.set_num_threads(config.sft.threads if config.sft else 1)
-        shown = stage_demonstrations(config, stage, renderer, longest_trace(model, stage.max_tokens))
+        longest = longest_trace(model, stage.max_tokens)
+        shown = stage_demonstrations(config, stage, renderer, longest, unknown_token(folder))
 
         def measure(tasks: int = stage.measure_tasks) -> float:
             save_folder(model, folder, tokenizer)

@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.deploy.base_model import whole_folder
 from headrace.deploy.model_card import ADAPTER, lineage, model_card, stored_manifests
+from headrace.deploy.new_folder import check_new_folder, new_folder
 from headrace.deploy.stored_version import open_version
 from headrace.platform.errors import ConfigError
 from headrace.platform.records.versions import VersionManifest
@@ -46,20 +46,20 @@ def export_version(root: RunRoot, wanted: str, out: Path, *, merge: bool = False
         dtype: one of `DTYPES` for the floating-point tensors; empty keeps them as they are stored.
 
     Raises:
-        ConfigError: `out` exists, the version is no adapter to merge, its base is not there, peft is not installed, or
-            an unknown dtype.
+        ConfigError: `out` exists or cannot be made, the version is no adapter to merge, its base is not there, peft is
+            not installed, or an unknown dtype.
         NotFound: there is no such version; names those that are there.
         RegistryError: its files are torn or altered, or its lineage does not hold together.
+        RunFailed: `out` appeared meanwhile; says where the result is.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name a new folder")
+    check_new_folder(out)
     if dtype and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: known are {', '.join(DTYPES)}")
     manifest, folder = asyncio.run(open_version(root, wanted))
     if merge and manifest.kind != ADAPTER:
         raise ConfigError(f"version {manifest.ref.number} holds whole weights; there is no adapter to merge")
     ancestors = lineage(root, manifest)
-    with whole_folder(out) as working:
+    with new_folder(out) as working:
         if merge:
             _merge(root, manifest, folder, working)
         else:

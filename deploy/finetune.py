@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.actors.demonstrations.loss import unknown_token
 from headrace.actors.rendering import load_renderer
-from headrace.deploy.base_model import SftStep, whole_folder
+from headrace.deploy.base_model import SftStep
 from headrace.deploy.demonstrations.gathering import Demonstrations
+from headrace.deploy.new_folder import new_folder
 from headrace.platform.config import SftStageConfig
 from headrace.platform.contracts import Renderer
-from headrace.platform.errors import ConfigError
 from headrace.platform.store.run_root import RunRoot
 
 MOST_WARMUP = 20
@@ -54,7 +55,9 @@ def finetune(
         filter_text: see `EpisodeFilter`; only for a run.
 
     Raises:
-        ConfigError: `out` exists, or the data cannot be read, cannot be expressed by the model, or leaves nothing.
+        ConfigError: `out` exists or cannot be made, or the data cannot be read, cannot be expressed by the model, or
+            leaves nothing.
+        RunFailed: `out` appeared meanwhile; says where the result is.
     """
     import torch
     import transformers
@@ -63,26 +66,26 @@ def finetune(
     from headrace.trainer.model import load_folder, save_folder
     from headrace.trainer.weights import tokenizer_files
 
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name a new folder")
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads)
-    renderer, model = load_renderer(model_dir), load_folder(model_dir)
-    shown = _shown(data, filter_text, renderer, longest_trace(model, settings.max_tokens), settings.seed)
-    stage = _stage(data, filter_text, settings, shown.size or 0)
-    with whole_folder(out) as working:
+    with new_folder(out) as working:
+        renderer, model = load_renderer(model_dir), load_folder(model_dir)
+        shown = _shown(data, filter_text, renderer, longest_trace(model, settings.max_tokens), settings.seed, model_dir)
+        stage = _stage(data, filter_text, settings, shown.size or 0)
         report = train_stage(model, stage, shown, None, lambda done: on_progress(SftStep(**asdict(done))))
         save_folder(model, working, tokenizer_files(model_dir))
         (working / "stages.json").write_text(json.dumps([report]))
     return report
 
 
-def _shown(data: Path | RunRoot, filter_text: str, renderer: Renderer, max_tokens: int, seed: int) -> Demonstrations:
+def _shown(
+    data: Path | RunRoot, filter_text: str, renderer: Renderer, max_tokens: int, seed: int, model_dir: Path
+) -> Demonstrations:
     from headrace.deploy.demonstrations.sources import chat_demonstrations, episode_demonstrations
 
     if isinstance(data, RunRoot):
         return episode_demonstrations(data, filter_text, renderer, max_tokens, seed)
-    return chat_demonstrations(data, renderer, max_tokens, seed)
+    return chat_demonstrations(data, renderer, max_tokens, seed, unknown_token(model_dir))
 
 
 def _stage(data: Path | RunRoot, filter_text: str, settings: FinetuneSettings, size: int) -> SftStageConfig:

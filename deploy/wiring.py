@@ -14,7 +14,7 @@ from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.plan import AsyncScorer
 from headrace.actors.rendering import load_renderer
-from headrace.actors.scoring.process import ScorerProcess
+from headrace.actors.scoring.pool import build_scorer_process
 from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
@@ -185,7 +185,7 @@ def build_scorers(config: RunConfig) -> dict[str, AsyncScorer]:
     for environment in config.environments:
         scorer = environment.scorer or environment_kind(environment.name).scorer
         if scorer is not None:
-            scorers[environment.known_as] = ScorerProcess(scorer.kind, scorer.args, deadline_s=scorer.deadline_s)
+            scorers[environment.known_as] = build_scorer_process(scorer)
     return scorers
 
 

@@ -1,7 +1,8 @@
 """From a Hugging Face folder to a model that the engine can run.
 
-Owns what is accepted: all versions of an engine have one architecture, every tensor comes from the file, and the model
-is one whose cache and mask the engine can supply. Whatever is wrong is an EngineError that names the folder (case S4).
+Owns what is accepted: all versions of an engine have one architecture, every tensor comes from the file, no
+tensor of the file is left over, and the model is one whose cache and mask the engine can supply. Whatever is wrong is
+an EngineError that names the folder (case S4).
 """
 
 import copy
@@ -72,8 +73,8 @@ def _from_pretrained(path: str) -> nn.Module:
     )
     model: nn.Module = loaded[0]
     report: dict[str, Any] = loaded[1]
-    # transformers fills what a file lacks with random numbers and only warns.
-    for fault in ("missing_keys", "mismatched_keys"):
+    # transformers fills what a file lacks with random numbers, passes over what is too much, and only warns.
+    for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if report.get(fault):
             raise EngineError(f"{path} has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))[:5]}")
     if needs_eager(model.config):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headrace.platform.config.sft import SftStageConfig
-from headrace.platform.errors import RunFailed
+from headrace.platform.errors import ConfigError, RunFailed
 from headrace.platform.records.arrays import I32, U8
 from headrace.trainer.forward import TokenLogprobs
 
@@ -78,6 +78,7 @@ def run_stage(
 
     Raises:
         RunFailed: the gate was not reached within `stage.max_steps`.
+        ConfigError: a trace has a token that the model has no embedding for.
         ArithmeticError: the loss is not finite.
         ValueError: there is a gate and no `measure`.
     """
@@ -105,7 +106,9 @@ def run_stage(
 
 
 def mean_loss(model: Any, traces: Sequence[SftTrace]) -> float:
-    """Cross entropy of the model as it is, averaged over the action tokens of `traces`; nothing is trained."""
+    """Cross entropy of the model as it is, averaged over the action tokens of `traces`; nothing is trained.
+    Raises ConfigError as `run_stage` does."""
+    _check_tokens(model, traces)
     forward = TokenLogprobs(model)
     with torch.no_grad():
         return sum(float(_loss(forward, rows, _action_tokens(traces))) for rows in _microbatches(traces))
@@ -122,6 +125,7 @@ def _train(
     """One optimizer step; returns its loss."""
     if not traces:
         raise ValueError("the traces ran out before the stage was over")
+    _check_tokens(model, traces)
     optimizer.zero_grad(set_to_none=True)
     total, count = 0.0, _action_tokens(traces)
     for rows in _microbatches(traces):
@@ -135,6 +139,15 @@ def _train(
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD)
     optimizer.step()
     return total
+
+
+def _check_tokens(model: Any, traces: Sequence[SftTrace]) -> None:
+    most, words = max(int(trace.token_ids.max()) for trace in traces), model.get_input_embeddings().num_embeddings
+    if most >= words:
+        raise ConfigError(
+            f"a trace has the token {most}, but the model embeds {words} tokens: its tokenizer and its weights do not"
+            " belong together"
+        )
 
 
 def _action_tokens(traces: Sequence[SftTrace]) -> int:

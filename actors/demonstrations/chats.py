@@ -5,6 +5,7 @@ tool_call_id), `tools` where there are any, and which messages are imitated. A r
 refused by file and row, never repaired. How messages become tokens belongs to `traces.py`.
 """
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +24,7 @@ _KEYS = ("role", "content", "tool_calls", "tool_call_id", "train", "weight", *_R
 # What logs of OpenAI's API carry besides, and no template shows.
 _IGNORED = ("name", "id", "refusal", "annotations", "audio")
 _MOST_PROBLEMS = 5
+_LINES, _TABLE = ".jsonl", ".parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +48,10 @@ def read_chats(file: str | Path) -> list[Chat]:
         ConfigError: the file does not exist, holds no row, or rows that cannot be read: it names the first of them.
     """
     path = Path(file)
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(f"{file}: chats are read from .jsonl and .parquet files")
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+    check_chat_file(path)
     chats: list[Chat] = []
     problems: list[str] = []
-    for number, row in _lines(path) if path.suffix == ".jsonl" else _table_rows(path):
+    for number, row in _lines(path) if path.suffix.lower() == _LINES else _table_rows(path):
         where = f"{path.name}:{number}"
         try:
             chats.append(_chat(where, msgspec.json.decode(row) if isinstance(row, bytes) else row))
@@ -62,6 +61,15 @@ def read_chats(file: str | Path) -> list[Chat]:
     if not chats:
         raise ConfigError(f"{path} holds no row")
     return chats
+
+
+def check_chat_file(path: Path) -> None:
+    """Refuse what is no `.jsonl` or `.parquet` file by its name, in capitals or not. Raises ConfigError."""
+    if path.suffix.lower() not in (_LINES, _TABLE):
+        hint = "; write one row a line: jq -c '.[]' FILE.json > FILE.jsonl" if path.suffix.lower() == ".json" else ""
+        raise ConfigError(f"{path}: chats are read from .jsonl and .parquet files{hint}")
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
 
 
 def refuse(problems: list[str], what: str) -> None:
@@ -85,7 +93,11 @@ def chat_texts(chats: Iterable[Chat]) -> Iterator[str]:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        for number, line in enumerate(file, start=1):
+            # Editors on Windows write a mark before the first row.
+            row = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if row.strip():
+                yield number, row
 
 
 def _table_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -6,15 +6,18 @@ the template allows no bridge (it strips earlier thinking, case T17), another tr
 episode would open a segment. The mask is 1 on what the assistant says and 0 on roles, scaffold and all other messages
 (case T7); what the renderer encodes as plain text stays plain text (case T5).
 
-What the assistant says is the difference between two full renders, so it is exactly what the model's template writes.
-It is read back before it is taken: a template that drops tool calls or thoughts would teach something else.
+What the assistant says is what the renderer says that the policy would have sampled (`SaysTurns`), for a renderer that
+does not know it the difference between two full renders. It is read back before it is taken, by `loss.py`: a template
+that drops arguments or thoughts, or a tokenizer without the words, would teach something else.
 """
 
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from headrace.platform.contracts import ParsedMessage, Renderer
+from headrace.actors.demonstrations.loss import what_is_lost
+from headrace.actors.rendering.said import SaysTurns
+from headrace.platform.contracts import Renderer
 from headrace.platform.errors import ConfigError
 from headrace.platform.records.message import Message, ToolSpec
 from headrace.platform.records.status import Role
@@ -71,23 +74,41 @@ def _sampled(
     """The turn as the template takes it, and the tokens of it that a policy would have sampled after `context`."""
     lost = ""
     for reading in _readings(message):
-        whole = renderer.render([*shown, reading], tools)
-        # Where the context is the full render, as nearly always, the second render need not be made.
-        before = context if whole[: len(context)] == context else renderer.render(shown, tools)
-        if whole[: len(before)] != before:
-            raise ConfigError(
-                f"message {position}: the template shows what came before differently once this message is there, so"
-                " what the model would have seen is unclear; where prompts open a thought, give reasoning_content"
-            )
-        rest = whole[len(before) :]
-        end = next((index for index, token in enumerate(rest) if token in renderer.stop_token_ids), None)
-        if end is None:
-            raise ConfigError(f"message {position}: the template does not end it with one of the model's stop tokens")
-        said = rest[: end + 1]
-        lost = _lost(reading, renderer.parse(said))
+        said = renderer.said([*shown, reading], tools) if isinstance(renderer, SaysTurns) else None
+        if said is None:
+            said = _difference(renderer, shown, reading, tools, context, position)
+        lost = what_is_lost(reading, renderer.parse(said))
         if not lost:
             return reading, said
     raise ConfigError(f"message {position}: {lost}")
+
+
+def _difference(
+    renderer: Renderer,
+    shown: Sequence[Message],
+    message: Message,
+    tools: Sequence[ToolSpec],
+    context: list[int],
+    position: int,
+) -> list[int]:
+    """What a full render writes after `shown`, through the token that ends the turn."""
+    whole = renderer.render([*shown, message], tools)
+    # Where the context is the full render, as nearly always, the second render need not be made.
+    before = context if whole[: len(context)] == context else renderer.render(shown, tools)
+    if whole[: len(before)] != before:
+        raise ConfigError(
+            f"message {position}: the template shows what came before differently once this message is there, so what"
+            " the model would have sampled is unclear. Where prompts open a thought, give reasoning_content; else"
+            " imitate stored episodes (headrace sft RUN), which hold what was sampled"
+        )
+    rest = whole[len(before) :]
+    end = next((index for index, token in enumerate(rest) if token in renderer.stop_token_ids), None)
+    if end is None:
+        raise ConfigError(
+            f"message {position}: the template does not end it with one of the model's stop tokens, so what the model"
+            " would have sampled is unclear; stored episodes (headrace sft RUN) hold what was sampled"
+        )
+    return rest[: end + 1]
 
 
 def _readings(message: Message) -> Iterator[Message]:
@@ -97,16 +118,3 @@ def _readings(message: Message) -> Iterator[Message]:
         thought = head.lstrip().removeprefix("<think>").strip()
         yield msgspec.structs.replace(message, reasoning=thought, content=tail.lstrip())
     yield message
-
-
-def _lost(message: Message, read: ParsedMessage) -> str:
-    """What the policy's side would not read back out of the tokens, or nothing."""
-    if read.error:
-        return f"what the template writes cannot be read back: {read.error}"
-    if [call.name for call in message.tool_calls] != [call.name for call in read.tool_calls]:
-        return "its tool calls do not read back out of what the model's template writes"
-    if message.reasoning.strip() and not read.reasoning.strip():
-        return "the model's template leaves its reasoning_content out; use another template, or drop it from the data"
-    if message.content.strip() and not read.content.strip():
-        return "the model's template leaves its content out"
-    return ""

@@ -1,6 +1,7 @@
 """`headrace sft`: supervised training, of a recipe's stages or on data alone."""
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -19,6 +20,18 @@ _DATA_SUFFIXES = (".jsonl", ".parquet")
 _RECIPE_SUFFIXES = (".yaml", ".yml")
 _FILTER = "score >= 1"
 _NOTES = 10
+_NOTE = {
+    "unknown_words": "what others say has words that the model's tokenizer does not know",
+    **{
+        f"{what}_not_shown": f"the model's template does not show {shown}; the model does not see it"
+        for what, shown in (
+            ("system", "the system's message"),
+            ("user", "a user's message"),
+            ("tool", "a tool's result"),
+            ("tools", "the list of tools"),
+        )
+    },
+}
 
 
 def sft(
@@ -56,6 +69,9 @@ def sft(
     given = {"steps": steps, "epochs": epochs, "lr": lr, "batch": batch, "max_tokens": max_tokens}
     given |= {"seed": seed, "threads": threads}
     settings = {name: value for name, value in given.items() if value is not None}
+    for name, value in (("--lr", lr), ("--epochs", epochs)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} {value}: give a number above 0")
     if _is_recipe(data):
         options = [name for name, value in (("model", model), ("filter", chosen)) if value]
         _refuse(
@@ -64,7 +80,7 @@ def sft(
         )
         _recipe(data, list(overrides or []), out, as_json)
         return
-    source = Path(data) if data.endswith(_DATA_SUFFIXES) else _run(data, runs_dir)
+    source = Path(data) if _is_file(data) else _run(data, runs_dir)
     if overrides:
         raise ConfigError(f"{overrides[0]}: only a recipe has settings to override; see the options of headrace sft")
     if not out:
@@ -82,6 +98,11 @@ def _is_recipe(data: str) -> bool:
     from headrace.platform.config.load import known_recipes
 
     return data.endswith(_RECIPE_SUFFIXES) or ".py:" in data or data in known_recipes(recipes_dir())
+
+
+def _is_file(data: str) -> bool:
+    """Whether `data` names a file; whether of chats is told when it is read."""
+    return Path(data).is_file() or Path(data).suffix.lower() in (*_DATA_SUFFIXES, ".json", ".csv")
 
 
 def _refuse(options: Sequence[str], why: str) -> None:
@@ -109,6 +130,7 @@ def _run(name: str, runs_dir: str) -> "RunRoot":
 def _recipe(recipe: str, overrides: list[str], out: str, as_json: bool) -> None:
     from headrace.deploy.base_model import prepare_base_model
     from headrace.deploy.checks import check_config
+    from headrace.deploy.new_folder import check_new_folder
     from headrace.deploy.progress import RunState, open_progress
     from headrace.platform.config.load import load_recipe
     from headrace.platform.errors import ConfigError
@@ -118,8 +140,8 @@ def _recipe(recipe: str, overrides: list[str], out: str, as_json: bool) -> None:
         raise ConfigError(f"the recipe {recipe!r} has no supervised stages (key: sft)")
     check_config(config)
     folder = Path(out).resolve() if out else None
-    if folder is not None and folder.exists():
-        raise ConfigError(f"{folder} exists already; name a new folder")
+    if folder is not None:
+        check_new_folder(folder)
     state = RunState(f"{config.name} sft")
     with open_progress(state, quiet=as_json) as progress:
         progress.stage("supervised stages")
@@ -128,6 +150,7 @@ def _recipe(recipe: str, overrides: list[str], out: str, as_json: bool) -> None:
         answer_json({"path": str(base.path), "cached": base.cached, "stages": list(base.stages)})
         return
     for stage in base.stages:
+        _print_notes(stage["traces"])
         held_out = "" if stage["loss_after"] is None else f", held-out loss {stage['loss_after']:.3f}"
         typer.echo(f"{stage['stage']}: {stage['steps']} steps, success {stage['success']:.3f}{held_out}")
     typer.echo(f"{'cached' if base.cached else 'written'}: {base.path}")
@@ -136,13 +159,18 @@ def _recipe(recipe: str, overrides: list[str], out: str, as_json: bool) -> None:
 def _data(
     data: "Path | RunRoot", model: str, out: Path, settings: Mapping[str, Any], chosen: str, as_json: bool
 ) -> None:
+    from headrace.actors.demonstrations.chats import check_chat_file
     from headrace.deploy.finetune import FinetuneSettings, finetune
     from headrace.deploy.model_folder import resolve_model_folder
+    from headrace.deploy.new_folder import check_new_folder
     from headrace.deploy.progress import RunState, open_progress
     from headrace.deploy.stored_version import open_version
     from headrace.platform.config import ModelConfig
 
     began = time.monotonic()
+    check_new_folder(Path(out).resolve())
+    if isinstance(data, Path):
+        check_chat_file(data)
     if model or isinstance(data, Path):
         model_dir = resolve_model_folder(ModelConfig(path=model))
     else:
@@ -168,9 +196,16 @@ def _print(report: Mapping[str, Any]) -> None:
     traces = report["traces"]
     left_out = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in traces["left_out"].items())
     typer.echo(f"traces      {traces['kept']} imitated, {traces['held_out']} held out; left out: {left_out or 'none'}")
+    _print_notes(traces)
     if report["loss_before"] is None:
         typer.echo("held out    too few different prompts to hold some out; no loss on unseen ones")
     else:
         typer.echo(f"held out    loss {report['loss_before']:.3f} -> {report['loss_after']:.3f}")
     typer.echo(f"training    {report['steps']} steps, last loss {report['loss']:.3f}, {report['seconds']:.0f} s")
     typer.echo(f"written     {report['path']}")
+
+
+def _print_notes(traces: Mapping[str, Any]) -> None:
+    """What the model does not see of the data that it imitates."""
+    for what, count in traces.get("notes", {}).items():
+        typer.echo(f"note        {count} of {traces['rows']} rows: {_NOTE.get(what) or what.replace('_', ' ')}")

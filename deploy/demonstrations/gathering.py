@@ -78,7 +78,7 @@ class Gathering:
         self._seen.add(mark)
         return known
 
-    def demonstrations(self, source: str, seed: int, read: dict[str, int]) -> Demonstrations:
+    def demonstrations(self, source: str, seed: int, read: dict[str, Any]) -> Demonstrations:
         """What was kept. `read` counts what the source read, for the report.
 
         Raises:
@@ -86,7 +86,9 @@ class Gathering:
         """
         left_out = dict(sorted(self.left_out.items()))
         if not self._kept:
-            told = ", ".join(f"{count} {reason}" for reason, count in (*read.items(), *left_out.items()))
+            told = ", ".join(
+                f"{count} {reason}" for reason, count in (*read.items(), *left_out.items()) if isinstance(count, int)
+            )
             raise ConfigError(f"{source}: no trace is left to imitate ({told}); `max_tokens` is {self._max_tokens}")
         apart = _held_out_keys({key for key, _ in self._kept}, seed)
         held_out = tuple(trace for key, trace in self._kept if key in apart)

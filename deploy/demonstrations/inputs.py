@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.actors.demonstrations.chats import check_chat_file
 from headrace.actors.environments.registry import environment_kind
 from headrace.platform.config import RunConfig, SftStageConfig
 from headrace.platform.errors import ConfigError
@@ -22,7 +23,7 @@ def stage_inputs(config: RunConfig) -> dict[str, Any]:
     """JSON-safe; differs when a stage would be shown other traces, or measured in another world.
 
     Raises:
-        ConfigError: a data file does not exist.
+        ConfigError: a data file does not exist, or is none of chats by its name.
         NotFound: a run does not exist.
     """
     return {
@@ -50,6 +51,7 @@ def file_digest(path: Path) -> str:
 
 def _stage(config: RunConfig, stage: SftStageConfig) -> Any:
     if stage.data:
+        check_chat_file(Path(stage.data))
         return file_digest(Path(stage.data))
     if stage.episodes:
         root = RunRoot.find(config.runs_dir, stage.episodes)

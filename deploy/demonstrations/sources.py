@@ -7,12 +7,14 @@ traces as they are needed.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from headrace.actors.demonstrations.chats import Chat, read_chats, refuse
+from headrace.actors.demonstrations.loss import left_out
 from headrace.actors.demonstrations.traces import Trace, chat_traces
 from headrace.actors.environments.registry import environment_kind
 from headrace.deploy.demonstrations.episode_filter import EpisodeFilter, Value
@@ -36,32 +38,46 @@ _TRAIN = "train"
 
 
 def stage_demonstrations(
-    config: RunConfig, stage: SftStageConfig, renderer: Renderer, max_tokens: int
+    config: RunConfig, stage: SftStageConfig, renderer: Renderer, max_tokens: int, unknown: int | None
 ) -> Demonstrations:
-    """What one stage of a recipe imitates.
+    """What one stage of a recipe imitates; `unknown` as in `chat_demonstrations`.
 
     Raises:
         ConfigError: the stage's source cannot be read or leaves nothing, or no environment demonstrates.
     """
     if stage.data:
-        return chat_demonstrations(stage.data, renderer, max_tokens, config.seed)
+        return chat_demonstrations(stage.data, renderer, max_tokens, config.seed, unknown)
     if stage.episodes:
         root = RunRoot.find(config.runs_dir, stage.episodes)
         return episode_demonstrations(root, stage.filter, renderer, max_tokens, config.seed)
     return environment_demonstrations(config.environments, renderer, config.seed, stage.guess_share)
 
 
-def chat_demonstrations(file: str | Path, renderer: Renderer, max_tokens: int, seed: int) -> Demonstrations:
+def chat_demonstrations(
+    file: str | Path, renderer: Renderer, max_tokens: int, seed: int, unknown: int | None = None
+) -> Demonstrations:
     """The chats of a `.jsonl` or `.parquet` file. Chats that begin alike are held out together.
 
+    The counts have `notes` besides: of how many rows the model does not see all, by what it does not see. They are
+    imitated all the same.
+
+    Args:
+        file: the chats.
+        renderer: that of the model which imitates.
+        max_tokens: longer traces are left out.
+        seed: decides order and what is held out.
+        unknown: the token that stands for words which the model does not have, if there are any.
+
     Raises:
-        ConfigError: rows that cannot be read, or that the model's template cannot express, by file and row; or all
+        ConfigError: rows that cannot be read, or of whose assistant the model cannot say all, by file and row; or all
             are too long.
     """
     gathering, problems, rows, segments = Gathering(max_tokens), list[str](), 0, 0
+    notes: Counter[str] = Counter()
     for chat in read_chats(file):
         try:
             traces = chat_traces(renderer, chat.messages, chat.tools, chat.trained)
+            notes.update(_unseen(renderer, chat, traces, unknown))
         except ConfigError as error:
             problems.append(f"{chat.where}: {error}")
             continue
@@ -72,7 +88,17 @@ def chat_demonstrations(file: str | Path, renderer: Renderer, max_tokens: int, s
         for token_ids, mask in traces:
             gathering.add(_opening(chat), token_ids, mask)
     refuse(problems, f"{file}: rows that this model's template cannot express")
-    return gathering.demonstrations(str(file), seed, {"rows": rows, "segments_opened": segments})
+    read = {"rows": rows, "segments_opened": segments, "notes": dict(sorted(notes.items()))}
+    return gathering.demonstrations(str(file), seed, read)
+
+
+def _unseen(renderer: Renderer, chat: Chat, traces: Sequence[Trace], unknown: int | None) -> list[str]:
+    """What the model does not see of a chat. Raises ConfigError where it is what the assistant says."""
+    marks = {mark for ids, mask in traces for token_id, mark in zip(ids, mask, strict=True) if token_id == unknown}
+    if 1 in marks:
+        raise ConfigError("the assistant says something that the model's tokenizer has no tokens for")
+    words = ["unknown_words"] if marks else []
+    return [*(f"{what}_not_shown" for what in left_out(renderer, chat.messages, chat.tools)), *words]
 
 
 def _opening(chat: Chat) -> str:

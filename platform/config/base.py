@@ -6,4 +6,6 @@ from pydantic import BaseModel, ConfigDict
 class StrictModel(BaseModel):
     """A configuration part. Unknown keys are errors (case V3); `load.py` names the nearest known one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )

@@ -6,18 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from episode_kit import CHATML, chatml_renderer
-from rendering_kit import SUM, SYSTEM, called, family_renderer, result
-from rendering_kit import USER as QUESTION
-from rendering_kit import said as rendered_said
 
-from headrace.actors.context import Context
 from headrace.actors.demonstrations.chats import chat_texts, read_chats
 from headrace.actors.demonstrations.traces import chat_traces
 from headrace.actors.rendering import load_renderer
 from headrace.deploy.vocabulary import vocabulary_files
 from headrace.platform.contracts import Renderer
 from headrace.platform.errors import ConfigError
-from headrace.platform.records import Message, Role, ToolCall, ToolSpec, i32
+from headrace.platform.records import Message, Role, ToolCall, ToolSpec
 from headrace.platform.testing.fakes.renderer import ASSISTANT, CALL, END, TOOL, USER, CharRenderer
 
 WEATHER = {
@@ -194,10 +190,20 @@ class TestRows:
         with pytest.raises(ConfigError, match=r"(?s)chats\.jsonl:5: .*and 4 more"):
             read_chats(jsonl(tmp_path, *[{}] * 9))
 
+    def test_a_mark_before_the_first_row_and_capitals_in_the_name_are_passed_over(self, tmp_path):
+        file = jsonl(tmp_path, WEATHER, name="chats.JSONL")
+        plain = read_chats(file)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert read_chats(file) == plain and plain[0].where == "chats.JSONL:1"
+        file.write_bytes(b"\xef\xbb\xbf\n")
+        with pytest.raises(ConfigError, match="holds no row"):
+            read_chats(file)
+
     def test_files_that_are_none(self, tmp_path):
         for name, content, named in (
             ("gone.jsonl", None, "there is no file"),
             ("a.csv", "", r"\.jsonl and \.parquet"),
+            ("a.json", "[]", r"one row a line: jq -c"),
             ("empty.jsonl", "\n\n", "holds no row"),
             ("torn.parquet", "PAR1", "no readable Parquet"),
         ):
@@ -330,32 +336,6 @@ class TestTraces:
         assert imitated(renderer, trace) == ["ab<|im_end|>", "a<|im_end|>"]
 
 
-FAMILIES = ("qwen3", "qwen3-coder", "qwen3.5", "llama-3", "deepseek-v3")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_known_families_are_shown_what_they_sample(family):
-    """Every turn of the assistant reads back as it was meant, out of the tokens that are imitated."""
-    renderer = family_renderer(family)
-    thinks = "hm" if family == "qwen3.5" else ""  # its prompts open a thought
-    messages = [SYSTEM, QUESTION, called([1, 1], reasoning=thinks), result("2"), rendered_said("two", thinks)]
-    ((ids, mask),) = chat_traces(renderer, messages, [SUM], [True] * len(messages))
-    ends = [
-        i for i, (token, mark) in enumerate(zip(ids, mask, strict=True)) if mark and token in renderer.stop_token_ids
-    ]
-    starts = [i for i in range(1, len(ids)) if mask[i] and not mask[i - 1]]
-    call, answer = (ids[start : end + 1] for start, end in zip(starts, ends, strict=True))
-    context = Context(renderer, [SUM])  # case T3: the same turns in an episode
-    context.open(messages[:2])
-    context.said(messages[2], i32(call))
-    context.observed(messages[3:4], True, 2)
-    context.said(messages[4], i32(answer))
-    assert (context.token_ids().tolist(), context.segment) == (ids, 0)
-    first, second = renderer.parse(call), renderer.parse(answer)
-    assert [(call.name, call.arguments) for call in first.tool_calls] == [("sum", {"terms": [1, 1]})]
-    assert (second.content.strip(), second.reasoning.strip()) == ("two", thinks)
-
-
 class TestWhatATemplateCannotExpress:
     def refused(self, tmp_path, renderer, row, why):
         with pytest.raises(ConfigError, match=why):
@@ -369,6 +349,22 @@ class TestWhatATemplateCannotExpress:
             said("y"),
         )
         self.refused(tmp_path, chatml_renderer(), row, "message 1: its tool calls do not read back")
+
+    def test_arguments_of_calls(self, tmp_path):
+        drops = CHATML.replace(
+            "{{ message.content }}",
+            "{{ message.content }}{% for call in message.tool_calls %}<tool_call>"
+            '{"name": "{{ call.function.name }}", "arguments": {}}</tool_call>{% endfor %}',
+        )
+        row = chat(user("x"), said("", tool_calls=[{"name": "f", "arguments": {"a": 1}}]))
+        self.refused(tmp_path, chatml_renderer(drops), row, "message 1: the argument 'a' of f is lost")
+
+    def test_a_part_of_the_content(self, tmp_path):
+        cuts = CHATML.replace("{{ message.content }}", "{{ message.content[:5] }}")
+        row = chat(user("x"), said("a long answer"))
+        self.refused(
+            tmp_path, chatml_renderer(cuts), row, "message 1: its content 'a long answer' reads back as 'a lon'"
+        )
 
     def test_an_end_that_no_engine_would_stop_at(self, tmp_path):
         endless = CHATML.replace("<|im_end|>", "<|done|>")

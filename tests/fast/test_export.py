@@ -254,15 +254,20 @@ class TestCommand:
     WRONG = (
         (("--version", "9"), "there are 0, 1, 2", USAGE),
         (("--version", "newest"), "latest", USAGE),
+        (("--version", "²"), "--version ²: give a number", USAGE),
+        (("--version", "٣"), "give a number", USAGE),
+        (("--version", "9" * 5000), "give a number", USAGE),
         (("--version", "best"), "best.json", USAGE),
         (("--dtype", "int8"), "float16", USAGE),
         (("--merge",), "no adapter", USAGE),
         (("--out", "."), "exists", USAGE),
+        (("--out", "file/out"), "file is no folder", USAGE),
     )
 
-    @pytest.mark.parametrize(("args", "named", "code"), WRONG, ids=[" ".join(args) for args, *_ in WRONG])
+    @pytest.mark.parametrize(("args", "named", "code"), WRONG, ids=[" ".join(args)[:20] for args, *_ in WRONG])
     def test_wrong_usage_names_what_was_meant(self, args, named, code, run, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
+        (tmp_path / "file").write_text("")
         assert call_main(monkeypatch, "export", run.root.url, "--out", "out", *args) == code
         assert named in capsys.readouterr().err
         assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.actors.environments.registry import ENVIRONMENTS
 from headrace.actors.rendering import load_renderer
 from headrace.deploy.base_model import SftStep, cache_folder, prepare_base_model
 from headrace.deploy.finetune import FinetuneSettings, finetune
+from headrace.deploy.vocabulary import vocabulary_files
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import load_recipe
 from headrace.platform.errors import ConfigError, NotFound, RunFailed
@@ -187,6 +189,29 @@ class TestFinetune:
         report = finetune(file, tiny_folder, tmp_path / "out", FinetuneSettings(steps=1), ignore)
         assert (report["traces"]["held_out"], report["loss_before"], report["loss_after"]) == (0, None, None)
 
+    def test_a_result_whose_place_was_taken_is_kept(self, tiny_folder, tmp_path):
+        file, out = lookup_chats(tmp_path / "chats.jsonl"), tmp_path / "out"
+        with pytest.raises(RunFailed, match=r"the result is in ") as caught:
+            finetune(file, tiny_folder, out, FinetuneSettings(steps=1), lambda step: out.mkdir())
+        load_folder(str(caught.value).rpartition(" ")[2])
+
+    def test_a_tokenizer_of_another_model_is_refused(self, tiny_folder, tmp_path):
+        other = prepare_base_model(
+            load_recipe(
+                "lookup", ["sft.stages=[]", f"sft.cache_dir={tmp_path}", "model.tiny_llama.vocabulary=bytes"], RECIPES
+            ),
+            ignore,
+        ).path
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            (other / name).unlink(missing_ok=True)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(tiny_folder / name, other / name)
+        for name, data in vocabulary_files("bytes", (), 0).items():
+            (other / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=r"the token \d+, but the model embeds \d+ tokens"):
+            finetune(lookup_chats(tmp_path / "c.jsonl"), other, tmp_path / "out", FinetuneSettings(steps=1), ignore)
+        assert not (tmp_path / "out").exists()
+
     def test_an_interrupted_training_leaves_nothing(self, tiny_folder, tmp_path):
         def interrupt(step: SftStep) -> None:
             raise KeyboardInterrupt
@@ -217,6 +242,16 @@ class TestCommand:
         shown = capsys.readouterr()
         assert "step 3/3" in shown.err
         assert "23 imitated, 1 held out; left out: none" in shown.out and f"{tmp_path / 'out'}" in shown.out
+
+    def test_what_the_model_does_not_see_is_told(self, tiny_folder, tmp_path, monkeypatch, capsys):
+        file = tmp_path / "chats.jsonl"
+        messages = [{"role": "user", "content": "Zürich"}, {"role": "assistant", "content": "v01"}]
+        file.write_text(json.dumps({"messages": messages, "tools": [{"name": "get"}]}) + "\n")
+        args = ("sft", str(file), "--model", str(tiny_folder), "--out", str(tmp_path / "out"), "--steps", "1")
+        assert call_main(monkeypatch, *args) == 0
+        shown = capsys.readouterr().out
+        assert "1 of 1 rows: the model's template does not show the list of tools" in shown
+        assert "1 of 1 rows: what others say has words that the model's tokenizer does not know" in shown
 
     def test_a_run_starts_from_its_newest_version(self, run_root, tmp_path, monkeypatch, capsys):
         runs, out = str(Path(run_root.url).parent), tmp_path / "out"
@@ -253,6 +288,13 @@ class TestCommand:
         (("gone.jsonl", "--model", "TINY", "--out", "o"), "gone.jsonl"),
         (("chats.jsonl", "--model", "gone", "--out", "o"), "gone"),
         (("chats.jsonl", "--model", "TINY", "--out", "."), "exists"),
+        (("chats.jsonl", "--model", "gone", "--out", "chats.jsonl/o"), "chats.jsonl is no folder"),
+        (("chats.json", "--model", "gone", "--out", "o"), "one row a line"),
+        (("chats.jsonl", "--model", "gone", "--out", "o", "--lr", "-1"), "--lr -1.0: give a number above 0"),
+        (("chats.jsonl", "--model", "gone", "--out", "o", "--lr", "nan"), "--lr nan"),
+        (("chats.jsonl", "--model", "gone", "--out", "o", "--lr", "inf"), "--lr inf"),
+        (("chats.jsonl", "--model", "gone", "--out", "o", "--epochs", "inf"), "--epochs inf"),
+        (("lookup", "--out", "chats.jsonl/o"), "chats.jsonl is no folder"),
         (("chats.jsonl", "--model", "TINY", "--out", "o", "--filter", "score >= 1"), "--filter"),
         (("chats.jsonl", "--model", "TINY", "--out", "o", "--steps", "1", "--epochs", "1"), "--epochs"),
         (("chats.jsonl", "seed=1", "--model", "TINY", "--out", "o"), "seed=1"),
@@ -270,6 +312,7 @@ class TestCommand:
     ):
         monkeypatch.chdir(tmp_path)
         lookup_chats(tmp_path / "chats.jsonl", 2)
+        (tmp_path / "chats.json").write_text("[]")
         given = {"TINY": str(tiny_folder), "RUN": run_root.url}
         assert call_main(monkeypatch, "sft", *(given.get(arg, arg) for arg in args)) == USAGE
         assert named in capsys.readouterr().err

@@ -6,10 +6,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from episode_kit import lookup_renderer
+from episode_kit import CHATML, chatml_renderer, lookup_renderer
 
+from headrace.actors.demonstrations.loss import unknown_token
 from headrace.deploy.demonstrations.gathering import HELD_OUT_SHARE, Gathering
 from headrace.deploy.demonstrations.sources import chat_demonstrations, episode_demonstrations
+from headrace.deploy.vocabulary import vocabulary_files
 from headrace.platform.errors import ConfigError
 from headrace.platform.records import AttemptId, Role, Task
 from headrace.platform.records.codec import episode_codec
@@ -111,6 +113,7 @@ class TestChats:
         assert shown.counts == {
             "rows": 3,
             "segments_opened": 0,
+            "notes": {},
             "kept": 2,
             "held_out": 0,
             "left_out": {"nothing_to_imitate": 1},
@@ -127,6 +130,52 @@ class TestChats:
         bad = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "reasoning": "hm"}]}
         with pytest.raises(ConfigError, match=r"(?s)cannot express.*chats\.jsonl:2: message 1: .*reasoning_content"):
             chat_demonstrations(self.written(tmp_path, self.row("k01", "v01"), bad), renderer, 100, 0)
+
+
+class TestWhatTheModelDoesNotSee:
+    def written(self, folder, *rows):
+        return TestChats().written(folder, *rows)
+
+    def test_a_row_whose_assistant_says_unknown_words_is_named(self, tmp_path):
+        renderer, known = lookup_renderer(tmp_path), {"role": "user", "content": "find k01"}
+        file = self.written(tmp_path, *({"messages": [known, said(text)]} for text in ("v01", "Zürich")))
+        with pytest.raises(ConfigError, match=r"(?s)chats\.jsonl:2: message 1: its content 'Zürich' reads back as"):
+            chat_demonstrations(file, renderer, 100, 0, unknown_token(tmp_path))
+
+    def test_the_unknown_word_itself_is_not_imitated(self, tmp_path):
+        """It reads back as it was written."""
+        renderer, unknown = lookup_renderer(tmp_path), unknown_token(tmp_path)
+        row = {"messages": [{"role": "user", "content": "find k01"}, said(renderer.decode([unknown]))]}
+        with pytest.raises(ConfigError, match=r"chats\.jsonl:1: the assistant says something that .* no tokens for"):
+            chat_demonstrations(self.written(tmp_path, row), renderer, 100, 0, unknown)
+
+    def test_unknown_words_of_others_are_counted_by_row(self, tmp_path):
+        renderer = lookup_renderer(tmp_path)
+        rows = [{"messages": [{"role": "user", "content": f"find {key}"}, said("v01")]} for key in ("k01", "é", "ü ö")]
+        shown = chat_demonstrations(self.written(tmp_path, *rows), renderer, 100, 0, unknown_token(tmp_path))
+        assert shown.counts["notes"] == {"unknown_words": 2} and shown.counts["kept"] == 3
+
+    def test_a_vocabulary_of_bytes_knows_everything(self, tmp_path):
+        for name, data in vocabulary_files("bytes", (), 0).items():
+            (tmp_path / name).write_bytes(data)
+        assert unknown_token(tmp_path) is None
+
+    def test_messages_that_the_template_leaves_out_are_counted_by_row(self, tmp_path):
+        template = CHATML.replace("for message in messages", "for message in messages if message.role != 'system'")
+        assert template != CHATML
+        system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}
+        rows = [
+            {"messages": [system, user, said("a")], "tools": [{"name": "f"}]},
+            {"messages": [user, said("a"), system, user, said("b")]},
+            {"messages": [user, said("a")]},
+            {"messages": [{**system, "content": " "}, user, said("a")]},
+        ]
+        shown = chat_demonstrations(self.written(tmp_path, *rows), chatml_renderer(template), 100, 0)
+        assert shown.counts["notes"] == {"system_not_shown": 2, "tools_not_shown": 1}
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
 
 
 CALLED, ANSWERED = [30, 31, 1], [40, 1]

@@ -1,11 +1,58 @@
-"""What both doors do with their rows: make tasks of them, and find a wrong column before anything starts."""
+"""What both doors are made of: rows that become tasks, a reward, and a wrong column found before anything starts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.actors.environments.kind import Origin
-from headrace.platform.contracts import TaskSource
+from headrace.actors.environments.doors.prompts import opening_messages
+from headrace.actors.environments.kind import EnvironmentKind, Origin
+from headrace.actors.scoring.reward_function import RewardScorer
+from headrace.platform.config.environments import ScorerConfig
+from headrace.platform.contracts import Environment, Scorer, TaskSource
 from headrace.platform.errors import ConfigError
+from headrace.platform.records.message import Message
+
+
+class RowsDoor(ABC):
+    """A `Door` over rows with a reward; what kind of session plays them is the subclass's business."""
+
+    def __init__(self, rows: Any, reward: Callable[..., Any], prompt: str, system: str) -> None:
+        self.rows = rows
+        self.reward = reward
+        self.prompt = prompt
+        self.system = system
+        self.scorer()  # a reward that cannot be called by name is found where it is written
+
+    @abstractmethod
+    def session(self, name: str, origin: Origin) -> Environment:
+        """A fresh session of the environment `name`."""
+
+    def opening(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
+        """The messages that a row begins with. Raises ValueError."""
+        return opening_messages(row, self.prompt, self.system)
+
+    def scorer(self) -> Scorer:
+        """What grades the episodes, in its own process."""
+        return RewardScorer(self.reward, opening=self.opening)
+
+    def environment_kind(self, origin: Origin) -> EnvironmentKind:
+        """See `Door`."""
+        name = origin.target.rpartition(":")[2]
+
+        def build(args: dict[str, Any]) -> Environment:
+            refuse_args(args, name)
+            return self.session(name, origin)
+
+        def check_row(row: Mapping[str, Any]) -> None:
+            self.opening(row)
+            RewardScorer(self.reward).check_columns(row)
+
+        return EnvironmentKind(
+            environment=build,
+            tasks=None if self.rows is None else row_tasks(self.rows, origin, name, check_row),
+            scorer=ScorerConfig(kind=origin.target),
+            check_row=check_row,
+        )
 
 
 def row_tasks(

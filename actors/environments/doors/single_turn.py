@@ -8,23 +8,21 @@
     Sums = headrace.SingleTurn("sums.jsonl", reward=reward)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.actors.environments.doors.prompts import opening_messages
-from headrace.actors.environments.doors.rows import refuse_args, row_tasks
-from headrace.actors.environments.kind import EnvironmentKind, Origin
-from headrace.actors.scoring.reward_function import RewardScorer
-from headrace.platform.config.environments import ScorerConfig
-from headrace.platform.contracts import Environment, Scorer
+from headrace.actors.environments.doors.rows import RowsDoor
+from headrace.actors.environments.kind import Origin
+from headrace.platform.contracts import Environment
 from headrace.platform.errors import EnvironmentFault
 from headrace.platform.hashing import digest_value, hash_value
 from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolSpec
 from headrace.platform.records.status import Role, Status
 
 
-class SingleTurn:
+class SingleTurn(RowsDoor):
     """An environment out of a data set: the model reads a row's prompt and answers once.
 
     Args:
@@ -42,38 +40,11 @@ class SingleTurn:
     """
 
     def __init__(self, rows: Any, *, reward: Callable[..., Any], prompt: str = "prompt", system: str = "") -> None:
-        self.rows = rows
-        self.reward = reward
-        self.prompt = prompt
-        self.system = system
-        self.scorer()
+        super().__init__(rows, reward, prompt, system)
 
-    def opening(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        """The messages that a row begins with. Raises ValueError."""
-        return opening_messages(row, self.prompt, self.system)
-
-    def scorer(self) -> Scorer:
-        """What grades the episodes, in its own process."""
-        return RewardScorer(self.reward, opening=self.opening)
-
-    def environment_kind(self, origin: Origin) -> EnvironmentKind:
-        """See `Door`."""
-        name = origin.target.rpartition(":")[2]
-
-        def build(args: dict[str, Any]) -> Environment:
-            refuse_args(args, name)
-            return SingleTurnEnvironment(name, prompt=self.prompt, system=self.system)
-
-        def check_row(row: Mapping[str, Any]) -> None:
-            self.opening(row)
-            RewardScorer(self.reward).check_columns(row)
-
-        return EnvironmentKind(
-            environment=build,
-            tasks=None if self.rows is None else row_tasks(self.rows, origin, name, check_row),
-            scorer=ScorerConfig(kind=origin.target),
-            check_row=check_row,
-        )
+    def session(self, name: str, origin: Origin) -> Environment:
+        """See `RowsDoor.session`."""
+        return SingleTurnEnvironment(name, prompt=self.prompt, system=self.system)
 
 
 class SingleTurnEnvironment(ReplayedEnvironment):

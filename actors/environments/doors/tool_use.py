@@ -13,19 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.actors.environments.doors.function_schema import ToolFunction, tool_function
-from headrace.actors.environments.doors.prompts import opening_messages
-from headrace.actors.environments.doors.rows import refuse_args, row_tasks
+from headrace.actors.environments.doors.rows import RowsDoor
 from headrace.actors.environments.doors.tool_session import ToolUseEnvironment
-from headrace.actors.environments.kind import EnvironmentKind, Origin
-from headrace.actors.scoring.reward_function import RewardScorer
+from headrace.actors.environments.kind import Origin
 from headrace.actors.targets import target_digest
-from headrace.platform.config.environments import ScorerConfig
-from headrace.platform.contracts import Environment, Scorer
+from headrace.platform.contracts import Environment
 from headrace.platform.errors import ConfigError
-from headrace.platform.records.message import Message
 
 
-class ToolUse:
+class ToolUse(RowsDoor):
     """An environment out of functions: a message with calls runs them in order, one without ends the episode.
 
     A call that does not fit (an unknown tool, a wrong or missing argument), and a `headrace.ToolError` that a tool
@@ -56,40 +52,13 @@ class ToolUse:
         prompt: str = "prompt",
         system: str = "",
     ) -> None:
-        self.rows = rows
+        super().__init__(rows, reward, prompt, system)
         self.tools = _named(tools)
-        self.reward = reward
-        self.prompt = prompt
-        self.system = system
-        self.scorer()
 
-    def opening(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        """The messages that a row begins with. Raises ValueError."""
-        return opening_messages(row, self.prompt, self.system)
-
-    def scorer(self) -> Scorer:
-        """What grades the episodes, in its own process."""
-        return RewardScorer(self.reward, opening=self.opening)
-
-    def environment_kind(self, origin: Origin) -> EnvironmentKind:
-        """See `Door`."""
-        name = origin.target.rpartition(":")[2]
+    def session(self, name: str, origin: Origin) -> Environment:
+        """See `RowsDoor.session`."""
         version = target_digest(origin.target)[:12] or "1"
-
-        def build(args: dict[str, Any]) -> Environment:
-            refuse_args(args, name)
-            return ToolUseEnvironment(name, version, self.tools, prompt=self.prompt, system=self.system)
-
-        def check_row(row: Mapping[str, Any]) -> None:
-            self.opening(row)
-            RewardScorer(self.reward).check_columns(row)
-
-        return EnvironmentKind(
-            environment=build,
-            tasks=None if self.rows is None else row_tasks(self.rows, origin, name, check_row),
-            scorer=ScorerConfig(kind=origin.target),
-            check_row=check_row,
-        )
+        return ToolUseEnvironment(name, version, self.tools, prompt=self.prompt, system=self.system)
 
 
 def _named(tools: Sequence[Callable[..., Any]]) -> Mapping[str, ToolFunction]:
