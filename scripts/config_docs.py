@@ -29,9 +29,10 @@ headrace train lookup seed=1 learner.lr=3e-4 environments.lookup.weight=2 'envir
 
 - `extends: lookup` starts from another recipe (a name, or a path beside the file). Sections merge key by key; lists
   replace.
-- Values of overrides are YAML. Items of a list are named by position, by their `name` or `alias`, or by the last part of a
-  name such as `./maze.py:Maze`.
-- A path that begins with `./` or `../` is relative to the recipe's file; others, and those in overrides, to the current folder.
+- Values of overrides are YAML. Items of a list are named by position, by their `name` or `alias`, or by the last part
+  of a name such as `./maze.py:Maze`.
+- A path that begins with `./` or `../` is relative to the recipe's file; others, and those in overrides, to the current
+  folder.
 - Unknown keys, keys that stand twice and wrong values are errors, all listed at once, each with the nearest known key
   or with what was expected. The exit code is 2 and nothing has started.
 - Secrets are written as `${env:NAME}` or `${file:PATH}` and read where they are used; the run root keeps the reference.
