@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from headrace.actors.frames import defined_at, described, own_frame
+from headrace.actors.siblings import _SiblingFinder
 from headrace.actors.targets import is_target, load_target, target_digest, target_label, user_frame
 from headrace.platform.errors import ConfigError
 
@@ -12,7 +13,8 @@ from headrace.platform.errors import ConfigError
 @pytest.fixture(autouse=True)
 def _clean_path(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    others = [finder for finder in sys.meta_path if not isinstance(finder, _SiblingFinder)]
+    monkeypatch.setattr(sys, "meta_path", others)  # whatever other tests have claimed in this process
     yield
     for name in [name for name, module in sys.modules.items() if str(tmp_path) in repr(module)]:
         del sys.modules[name]
