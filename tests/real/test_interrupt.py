@@ -48,7 +48,7 @@ def wait_for(what, seconds: float, process=None):
 
 
 def steps_done(runs: Path) -> int:
-    return sum(file.read_text().count('"learner_step"') for file in runs.glob("*/metrics.jsonl"))
+    return sum(file.read_text().count('"loss"') for file in runs.glob("*/metrics.jsonl"))
 
 
 def begin(tmp_path: Path, ray_folder: str, mark: str, *changes: str):

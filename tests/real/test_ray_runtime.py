@@ -85,7 +85,13 @@ class TestARunThroughRay:
 
     def test_the_root_has_its_layout(self, finished):
         root = Path(finished[1].root)
-        assert {path.name for path in root.iterdir()} == {*FOLDERS, "config.yaml", "summary.json", "metrics.jsonl"}
+        assert {path.name for path in root.iterdir()} == {
+            *FOLDERS,
+            "config.yaml",
+            "summary.json",
+            "metrics.jsonl",
+            "best.json",
+        }
         for folder in FOLDERS:
             assert any((root / folder).iterdir()), f"{folder} is empty"
         assert (root / "figures" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
