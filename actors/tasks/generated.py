@@ -24,6 +24,7 @@ from headrace.platform.errors import ConfigError
 from headrace.platform.records.message import Task
 from headrace.platform.seeding import FIRST_SPLIT_SEED, derive_seed, split_seed
 
+_TRIED = 4  # positions
 _MOST_DRAWS = 2000
 _CHECKED_SEEDS = 2000
 
@@ -91,7 +92,7 @@ class GeneratedTasks(TaskSequence):
         self._accepts = accepts
         self._seeds = seeds
         self._limit = limit
-        self._at(0)  # a function that cannot work is found before anything starts
+        self._try()
 
     def __len__(self) -> int:
         """How many positions there are before it begins anew. Raises TypeError when it has no end."""
@@ -100,13 +101,31 @@ class GeneratedTasks(TaskSequence):
         span = self._limit if self._seeds is None else self._seeds[1] - self._seeds[0]
         return min(span, self._limit or span)
 
+    def _try(self) -> None:
+        """Find a function that cannot work before anything starts; one that fails now and then may."""
+        for position in range(_TRIED):
+            try:
+                self._at(position)
+                return
+            except ConfigError:
+                if position == _TRIED - 1:
+                    raise
+
     def _at(self, position: int) -> Task:
         if self._limit:
             epoch, place = divmod(position, self._limit)
             position = int(epoch_order(self._seed, self._split, epoch, self._limit)[place])
+        failure: ConfigError | None = None
         for draw in range(_MOST_DRAWS):
             seed = self._seed_of(position, draw)
-            row = self._maker.row(seed)
+            try:
+                row = self._maker.row(seed)
+            except ConfigError as error:
+                failure = error
+                # Without a content the seed decides whose failure this is: no split has more than its share.
+                if self._accepts(content_digest({"seed": seed})):
+                    raise
+                continue
             digest = self._maker.digest(row)
             if self._accepts(digest):
                 content = digest.hex()[:ID_DIGITS]
@@ -118,7 +137,7 @@ class GeneratedTasks(TaskSequence):
                     split=self._split,
                     seed=seed or split_seed(self._split, "zero"),  # a task's seed 0 would mean that it has none
                 )
-        raise ConfigError(
+        raise failure or ConfigError(
             f"the generator of {self._environment} made no task of the split {self._split!r} in {_MOST_DRAWS} calls:"
             " it knows too few different ones, or does not use its seed"
         )

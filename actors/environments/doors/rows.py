@@ -10,7 +10,9 @@ from headrace.actors.scoring.reward_function import RewardScorer
 from headrace.platform.config.environments import ScorerConfig
 from headrace.platform.contracts import Environment, Scorer, TaskSource
 from headrace.platform.errors import ConfigError
-from headrace.platform.records.message import Message
+from headrace.platform.records.message import Message, Task
+
+_TRIED = 4  # positions
 
 
 class RowsDoor(ABC):
@@ -79,9 +81,7 @@ def row_tasks(
 
 def check_first(source: TaskSource, check_row: Callable[[Mapping[str, Any]], None], where: str) -> None:
     """Try the first row of a source, which stays where it is. Raises ConfigError, which begins with `where`."""
-    start = source.state
-    (first,) = source.next(1)
-    source.restore(start)
+    first = _first(source)
     try:
         check_row(first.data)
     except ConfigError:
@@ -94,3 +94,20 @@ def refuse_args(args: Mapping[str, Any], name: str) -> None:
     """A door is configured where it is made. Raises ConfigError."""
     if args:
         raise ConfigError(f"environments.{name}.args: {name} takes no args, but {', '.join(args)} is given")
+
+
+def _first(source: TaskSource) -> Task:
+    """The first task that can be had; a generator may fail now and then. Raises what the source raises."""
+    start = source.state
+    try:
+        for offset in range(_TRIED):
+            source.restore(start + offset)
+            try:
+                (first,) = source.next(1)
+                return first
+            except ConfigError:
+                if offset == _TRIED - 1:
+                    raise
+    finally:
+        source.restore(start)
+    raise ConfigError("the source of tasks has none")
