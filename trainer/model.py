@@ -15,6 +15,7 @@ import torch
 
 from headrace.platform.config.model import TinyLlamaConfig
 from headrace.platform.errors import ConfigError
+from headrace.platform.model_loading import MODEL_LOADING
 from headrace.trainer.weights import WEIGHT_FILE, constant_files, weight_file
 
 if TYPE_CHECKING:
@@ -70,15 +71,16 @@ def load_folder(folder: str | Path) -> Any:
 
     make: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, report = make(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported, and refused below
-        )
+        with MODEL_LOADING:
+            model, report = make(
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported, and refused below
+            )
     except Exception as error:  # the boundary to files that anyone may have written
         raise ConfigError(f"cannot load the model in {folder}: {type(error).__name__}: {error}") from error
     if fault := misfit(report):
