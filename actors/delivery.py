@@ -1,15 +1,22 @@
-"""From a played episode to its submission: stored durably first, then put (P9).
+"""From the end of an attempt to the ledger::
 
-Finished episodes are written in whatever batches pile up while the one before is written: one file and one ledger
-call each, so that neither a slow disk nor a slow server makes the files many.
+    played ─► encoded ─► episode store (P9) ─► outbox (P11) ─► put ─► answered
+    cancelled ─────────────────────────────────┘
+
+Each step is durable before the next begins, so that a death between two of them loses nothing that the ledger counts
+on, and repeats nothing that it does not recognise. What ends meanwhile piles up and goes in one batch: one file, one
+line in the outbox for each, one call, so that neither a slow disk nor a slow server makes the files many.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from headrace.actors.attempts import Cancelled
+from headrace.actors.outbox import Entry, Outbox
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import Ledger
@@ -20,28 +27,55 @@ from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import FaultOwner, Purpose, Status, StopReason
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.tables import RewardTable
+from headrace.platform.testing.failpoints import failpoint
+
+MAX_DELIVERY = 512
+"""Attempts in one batch."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Delivery:
-    """Writes episodes and rewards, and puts those that were played for training."""
+    """Writes episodes and rewards, and puts those that were played for training.
+
+    `outbox` is None where the ledger dies with this process, so that nothing can be put again.
+    """
 
     ledger: Ledger
     store: EpisodeStore
     rewards: RewardTable
     worker_id: str
+    outbox: Outbox | None = None
 
-    async def deliver(self, played: Sequence[PlayedEpisode]) -> list[tuple[AttemptId, PutReply]]:
-        """Store all, put the training ones; the ledger's reply to each of those."""
+    async def deliver(
+        self, played: Sequence[PlayedEpisode], cancelled: Sequence[Cancelled] = ()
+    ) -> list[tuple[AttemptId, PutReply]]:
+        """Store all that was played, put what is training's; the ledger's reply to each of those."""
         encoded = [_encoded(each) for each in played]
-        storable = [each for each, _ in encoded]
-        payloads = [payload for _, payload in encoded]
-        file = await asyncio.to_thread(self._write, storable, payloads)
+        submissions, entries = await asyncio.to_thread(self._keep, encoded, cancelled)
+        if not submissions:
+            return []
+        replies = await self.ledger.put(submissions)
+        failpoint("after_put")
+        answered_s = time.monotonic()
+        for entry in entries:
+            entry.answered_s = answered_s
+        return [(put.attempt_id, reply) for put, reply in zip(submissions, replies, strict=True)]
+
+    def _keep(
+        self, encoded: Sequence[tuple[PlayedEpisode, bytes]], cancelled: Sequence[Cancelled]
+    ) -> tuple[list[Submission], list[Entry]]:
+        """Make everything durable that the put will speak of."""
+        file = self._write([each for each, _ in encoded], [payload for _, payload in encoded]) if encoded else ""
+        failpoint("after_store")
         submissions = [
             _submission(each, payload, file) for each, payload in encoded if each.episode.purpose is Purpose.TRAIN
         ]
-        replies = await self.ledger.put(submissions) if submissions else ()
-        return [(put.attempt_id, reply) for put, reply in zip(submissions, replies, strict=True)]
+        submissions += [
+            Submission(attempt_id=each.attempt_id, outcome=Outcome.CANCELLED, reason=each.reason) for each in cancelled
+        ]
+        entries = self.outbox.add(submissions) if self.outbox is not None and submissions else []
+        failpoint("after_outbox")
+        return submissions, entries
 
     def _write(self, played: Sequence[PlayedEpisode], payloads: Sequence[bytes]) -> str:
         file = self.store.write(
@@ -75,8 +109,8 @@ def _encoded(played: PlayedEpisode) -> tuple[PlayedEpisode, bytes]:
 
 def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
     episode = played.episode
-    oldest = episode.oldest_version
-    if played.score is None or oldest is None:
+    oldest, newest = episode.oldest_version, episode.newest_version
+    if played.score is None or oldest is None or newest is None:
         owner = episode.fault_owner if episode.fault_owner is not FaultOwner.NONE else FaultOwner.ENVIRONMENT
         return Submission(
             attempt_id=episode.attempt_id,
@@ -84,6 +118,7 @@ def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
             owner=owner,
             # Only a fault that passes. A grader that failed on a sound episode would most likely fail on the next.
             retryable=episode.status.is_retryable,
+            action_tokens=episode.action_tokens,
             reason=played.cause or "the policy sampled no token",
         )
     return Submission(
@@ -94,5 +129,7 @@ def _submission(played: PlayedEpisode, payload: bytes, file: str) -> Submission:
         store_file=file,
         score=played.score,
         oldest_version=oldest,
+        newest_version=newest,
+        environment=f"{episode.environment}@{episode.environment_version}",  # P17
         action_tokens=episode.action_tokens,
     )

@@ -58,13 +58,15 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker's counts since its start: training episodes by status and by environment, running ones, the last
-    faults."""
+    faults. `durability` says what the server promises about puts (P11): "confirmed", or "best-effort" where it cannot
+    say that they are on its disk; empty while that is not known, and where nothing is kept to be put again."""
 
     worker_id: str
     running: int
     statuses: dict[str, int]
     faults: tuple[str, ...]
     environments: dict[str, EnvironmentCounts] = {}
+    durability: str = ""
 
     @property
     def segments_opened(self) -> int:

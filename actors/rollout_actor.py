@@ -23,6 +23,14 @@ class _RolloutActor:
         """See `RolloutWorker.start`."""
         await self._worker.start()
 
+    async def holder(self) -> str:
+        """See `RolloutWorker`: the name of this process in the ledger."""
+        return self._worker.holder
+
+    async def replace_replica(self, old_name: str, host: str, port: int) -> None:
+        """See `RolloutWorker.replace_replica`."""
+        await self._worker.replace_replica(old_name, host, port)
+
     async def stop(self) -> None:
         """See `RolloutWorker.stop`."""
         await self._worker.stop()

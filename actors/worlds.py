@@ -79,11 +79,14 @@ class Worlds:
         self._turn = threading.Lock()  # sources have a position
         self.curriculum = self._curriculum(curriculum)
         self._threads = ThreadPoolExecutor(_MOST_BLOCKED, thread_name_prefix="environment")
+        self.versions: dict[str, set[str]] = {}
+        """Environment versions by the environment's own name: what episodes of this recipe come from (P17)."""
         for config in self._configs:  # wrong arguments are found before anything starts
             try:
-                self.environment(config)
+                environment = self.environment(config)
             except EnvironmentFault as error:
                 raise ConfigError(f"environments.{config.known_as} cannot be made: {error}") from error
+            self.versions.setdefault(environment.name, set()).add(environment.version)
 
     def setting(self, group: int) -> Setting:
         """What group number `group` plays. Raises whatever a task source raises."""

@@ -14,6 +14,9 @@ LATELY = 256
 class Breaker:
     """Judges the attempts that ended lately (case E8); decides on what it is shown and reads no clock.
 
+    A part that dies takes hundreds of attempts with it. It is judged by how often it dies (case E9), so what ended
+    until it was started again is left out here.
+
     Args:
         max_failure_rate: the largest share of them that may have failed.
     """
@@ -21,17 +24,22 @@ class Breaker:
     def __init__(self, max_failure_rate: float) -> None:
         self._max_failure_rate = max_failure_rate
         self._seen: deque[tuple[int, Counter[str]]] = deque([(0, Counter())])
+        self._disturbances = (0, 0)
 
-    def cause(self, stats: LedgerStats, faults: Sequence[str]) -> str | None:
+    def cause(self, stats: LedgerStats, faults: Sequence[str], restarts: int = 0) -> str | None:
         """Why the run should stop now, None while it may go on.
 
         Args:
             stats: the ledger's counts, newer at each call.
             faults: the last faults of episodes; one is quoted.
+            restarts: how many parts were started again so far.
         """
         owners = Counter({fate.partition(":")[2]: n for fate, n in stats.fates.items() if fate.startswith("failed")})
         # What was delivered has ended, though it is in flight until it is trained or dropped (P3).
         ended = stats.score_count + owners.total()
+        if (restarts, stats.epoch) != self._disturbances:
+            self._disturbances = (restarts, stats.epoch)
+            self._seen = deque([(ended, owners)])
         while len(self._seen) > 1 and ended - self._seen[1][0] >= LATELY:
             self._seen.popleft()
         since, failed_before = self._seen[0]

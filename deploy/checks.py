@@ -1,5 +1,7 @@
 """What can be known to be wrong before anything starts, beyond what the configuration knows of itself (case V4)."""
 
+from fsspec.implementations.memory import MemoryFileSystem
+
 from headrace.actors.scoring.registry import build_scorer
 from headrace.actors.worlds import Worlds
 from headrace.deploy.demonstrations.inputs import stage_inputs
@@ -8,18 +10,21 @@ from headrace.platform.config import RunConfig
 from headrace.platform.config.secret_references import resolve
 from headrace.platform.errors import ConfigError, EngineError
 from headrace.platform.observability.loggers import check_loggers
+from headrace.platform.store.files import open_url
 
 
 def check_config(config: RunConfig) -> None:
     """Refuse a recipe that cannot run here.
 
     Raises:
-        ConfigError: it joins a cluster without a server for it, has wrong arguments for an environment or a scorer,
-            tasks that cannot be had, a logger that is not installed, or a model that cannot be used.
+        ConfigError: it joins a cluster without a server for it, keeps its runs where its processes cannot meet, has
+            wrong arguments for an environment or a scorer, tasks that cannot be had, a logger that is not installed, or
+            a model that cannot be used.
         NotFound: it names an environment that is not registered, or a run that is not there.
     """
     check_cluster(config)
-    check_loggers(config.loggers, config.runs_dir)
+    check_runs_dir(config)
+    check_loggers(config.loggers)
     Worlds(config.environments, "train", config.seed, config.curriculum)
     Worlds(config.environments, config.eval.split, config.seed, config.curriculum)
     for environment in config.environments:
@@ -57,6 +62,16 @@ def check_cluster(config: RunConfig) -> None:
         raise ConfigError(
             "runtime.ray_address joins a cluster, whose nodes cannot reach an embedded server;"
             " set queue.redis_url to a server that they all reach"
+        )
+
+
+def check_runs_dir(config: RunConfig) -> None:
+    """Refuse a folder for runs that cannot be opened, or that a run's processes do not share. Raises ConfigError."""
+    fs, _ = open_url(config.runs_dir)
+    if isinstance(fs, MemoryFileSystem) and config.runtime.kind != "inprocess":
+        raise ConfigError(
+            f"runs_dir={config.runs_dir} lies in the memory of one process, and runtime.kind={config.runtime.kind} has"
+            " several; give a folder or an object store such as s3://bucket/runs, or set runtime.kind=inprocess"
         )
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from headrace.platform.config import RunConfig
 from headrace.platform.records.delivery import LedgerLimits
+from headrace.platform.store.run_root import RunRoot
 
 POLICY_ID = "policy"
+
+
+def node_cache() -> Path:
+    """Where this node keeps what it can have again."""
+    return Path.home() / ".cache" / "headrace"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,10 +30,15 @@ class RunContext:
     ledger_url: str = ""
     door_token: str = field(default="", repr=False)
 
+    def local(self, name: str) -> Path:
+        """A folder of this node for the run: in the run root where that is a local disk, else in the user's cache."""
+        root = RunRoot(self.root)
+        return root.local(name) if root.is_local else node_cache() / "runs" / self.run / name
+
     @property
     def logs(self) -> Path:
         """Where this run's processes write their logs."""
-        return Path(self.root) / "logs"
+        return self.local("logs")
 
     @property
     def keep_versions(self) -> int:
@@ -45,4 +56,10 @@ class RunContext:
             max_attempts=queue.max_attempts,
             max_deliveries=queue.max_deliveries,
             group_deadline_s=queue.group_deadline_s,
+            dispatch_lease_s=queue.dispatch_lease_s,
+            learner_term_s=queue.learner_term_s,
+            max_age_s=queue.max_age_s,
+            mask_over_lag=queue.over_lag == "mask",
+            early_missing=queue.early_missing,
+            lag_restarts=queue.lag_restarts,
         )

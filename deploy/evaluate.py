@@ -9,6 +9,7 @@ under one seed plays the same ones, and none of those that training plays (case 
 
 import asyncio
 import contextlib
+import functools
 import json
 import secrets
 import time
@@ -27,7 +28,7 @@ from headrace.deploy.source_digest import code_digest
 from headrace.deploy.stored_version import open_version
 from headrace.deploy.wiring import assemble_worker, build_engine
 from headrace.platform.config import RunConfig
-from headrace.platform.config.load import dump_yaml, load_recipe
+from headrace.platform.config.load import config_from_text, dump_yaml, load_recipe
 from headrace.platform.config.model import ModelConfig
 from headrace.platform.errors import ConfigError
 from headrace.platform.evaluation.record import evaluation_of
@@ -153,7 +154,8 @@ def _of_folder(request: EvaluationRequest, folder: Path, recipes_dir: Path) -> S
         raise ConfigError(
             f"{folder} is a model folder; say on what to evaluate it: --recipe NAME, YAML or ./file.py:Name"
         )
-    config = _configured(request, request.recipe, recipes_dir, (_model(folder), "sft=null"))
+    recipe = functools.partial(load_recipe, request.recipe, recipes_dir=recipes_dir)
+    config = _configured(request, recipe, (_model(str(folder.resolve())), "sft=null"))
     tasks = _tasks_to_play(config)
     check_model(config)
     ready = resolve_model_folder(config.model)
@@ -182,11 +184,12 @@ def _of_folder(request: EvaluationRequest, folder: Path, recipes_dir: Path) -> S
 async def _of_run(request: EvaluationRequest, recipes_dir: Path) -> Subject:
     """On the run's own worlds, or on others: then the episodes belong into a root with that recipe."""
     root = RunRoot.find(request.runs_dir, request.name)
-    recipe = request.recipe or root.join("config.yaml")
-    config = _configured(request, recipe, recipes_dir, (_model(Path(root.url)), "sft=null") if request.recipe else ())
+    own = functools.partial(config_from_text, root.read_config(), name=f"{root.name}/config.yaml")
+    recipe = functools.partial(load_recipe, request.recipe, recipes_dir=recipes_dir) if request.recipe else own
+    config = _configured(request, recipe, (_model(root.url), "sft=null") if request.recipe else ())
     tasks = _tasks_to_play(config)
     manifest, folder = await open_version(root, request.version or "latest")
-    is_elsewhere = bool(request.recipe) or _worlds(config) != _worlds(load_recipe(recipe, [], recipes_dir))
+    is_elsewhere = bool(request.recipe) or _worlds(config) != _worlds(own(overrides=[]))
     if is_elsewhere:
         model = ModelConfig(path=str(folder.resolve()))
         config = config.model_copy(update={"model": model, "sft": None})
@@ -239,12 +242,12 @@ def _check_given_once(request: EvaluationRequest) -> None:
             raise ConfigError(f"{override} and --{option} {given}: give one of them")
 
 
-def _model(folder: Path) -> str:
-    return f"model={json.dumps({'path': str(folder.resolve())})}"
+def _model(path: str) -> str:
+    return f"model={json.dumps({'path': path})}"
 
 
-def _configured(request: EvaluationRequest, recipe: str, recipes_dir: Path, changes: Sequence[str] = ()) -> RunConfig:
-    """The recipe as the request changes it."""
+def _configured(request: EvaluationRequest, recipe: Callable[..., RunConfig], changes: Sequence[str] = ()) -> RunConfig:
+    """The recipe, which takes `overrides`, as the request changes it."""
     wanted = {
         "eval.split": request.split or None,
         "eval.tasks": request.tasks,
@@ -253,11 +256,11 @@ def _configured(request: EvaluationRequest, recipe: str, recipes_dir: Path, chan
     }
     overrides = [*changes, *request.overrides]
     overrides += [f"{key}={value}" for key, value in wanted.items() if value is not None]
-    config = load_recipe(recipe, overrides, recipes_dir)
+    config = recipe(overrides=overrides)
     if request.temperature is not None:
         for index in range(len(config.environments)):
             overrides.append(f"environments.{index}.sampling.temperature={request.temperature}")
-        config = load_recipe(recipe, overrides, recipes_dir)
+        config = recipe(overrides=overrides)
     return config
 
 

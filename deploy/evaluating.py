@@ -7,8 +7,10 @@ weights outlive retention, and `best.json` in the run root names it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from headrace.deploy.evaluate import evaluation_digests
 from headrace.deploy.progress import Progress
 from headrace.deploy.run_totals import check_scored
 from headrace.deploy.runtime import Runtime
-from headrace.platform.errors import HeadraceError
+from headrace.platform.errors import HeadraceError, PartDied
 from headrace.platform.evaluation.record import evaluation_of, summary_line
 from headrace.platform.evaluation.summary import summarize
 from headrace.platform.observability.loggers import Loggers
@@ -27,6 +29,7 @@ from headrace.platform.store.evaluations import EvaluationStore
 from headrace.platform.store.run_root import RunRoot
 
 _log = logging.getLogger(__name__)
+_TRIES = 3  # of an evaluation in which a process died
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class Evaluations:
         self._running: asyncio.Task[None] | None = None
         self._best: dict[str, Any] | None = None
 
+    def resume(self, best: Mapping[str, Any] | None) -> None:
+        """The best version of a run that goes on, as `best.json` has it."""
+        if best is not None:
+            self._best = {name: best[name] for name in ("version", "success", "score")}
+
     @property
     def best(self) -> dict[str, Any] | None:
         """Version, success and mean score of the best version so far, None before the first evaluation."""
@@ -82,6 +90,9 @@ class Evaluations:
         self._progress.stage(f"evaluating version {version}")
         await self._runtime.hold(version)
         try:
+            for _ in range(_TRIES - 1):
+                with contextlib.suppress(PartDied):
+                    return await self._evaluate(version, step)
             return await self._evaluate(version, step)
         finally:
             await self._runtime.let_go(version)

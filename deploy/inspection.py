@@ -1,6 +1,7 @@
 """Facts about stored runs and episodes, joined from the store and its side tables."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.actors.rendering import load_renderer
@@ -11,10 +12,12 @@ from headrace.platform.records.episode import Episode
 from headrace.platform.records.tables import Receipt, RewardRow
 from headrace.platform.records.turn import Turn
 from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.files import open_url
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
 _SHOWN_ALIKE = 4
+_WEIGHTS = (".safetensors", ".pt")
 
 
 def run_facts(root: RunRoot) -> dict[str, Any]:
@@ -132,11 +135,22 @@ def _tokens(turn: Turn, index: int, receipt: Receipt | None, renderer: Renderer 
 def _renderer(root: RunRoot) -> Renderer | None:
     """The renderer of any model kept in the run root, or of the folder that the recipe names, for decoding; None where
     neither is left."""
+    fs, path = open_url(root.url)
     for kept in ("versions", "checkpoints"):
-        for file in sorted(Path(root.url).glob(f"{kept}/*/tokenizer.json")):
-            return load_renderer(file.parent)
+        for file in sorted(fs.glob(f"{path}/{kept}/*/tokenizer.json")):
+            folder = str(file).rsplit("/", 1)[0]
+            return load_renderer(folder) if root.is_local else _renderer_of_copy(fs, folder)
     folder = parse_yaml(root.read_config()).get("model", {}).get("path", "")
     return load_renderer(folder) if folder and Path(folder, "config.json").is_file() else None
+
+
+def _renderer_of_copy(fs: Any, folder: str) -> Renderer:
+    """The renderer of a model that is not on this host: what is not weights is copied, for as long as it takes."""
+    with TemporaryDirectory(prefix="headrace-") as copy:
+        for file in fs.ls(folder, detail=False):
+            if not str(file).endswith(_WEIGHTS):
+                (Path(copy) / str(file).rsplit("/", 1)[-1]).write_bytes(fs.cat_file(file))
+        return load_renderer(copy)
 
 
 def _score(rewards: list[RewardRow]) -> float | None:

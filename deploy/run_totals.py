@@ -10,6 +10,7 @@ from headrace.actors.outcomes import EnvironmentCounts
 from headrace.deploy.progress import RunState
 from headrace.deploy.runtime import Activity
 from headrace.platform.errors import RunFailed
+from headrace.platform.evaluation.lengths import length_deciles
 from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
@@ -21,9 +22,12 @@ FEWEST_VALID = 0.5
 
 @dataclass(kw_only=True, slots=True)
 class Totals:
-    """What the summary adds up. `scores`, `tokens` and `environments` are the counters as last read, at `at_s`."""
+    """What the summary adds up. `scores`, `tokens` and `environments` are the counters as last read, at `at_s`; `lags`
+    is the ledger's histogram of what was trained, which survives every process of the run."""
 
     lags: Counter[int] = field(default_factory=Counter)
+    bubble_s: float = 0.0
+    length_bias: bool = False
     busy_s: float = 0.0
     overlapped_s: float = 0.0
     steps: int = 0
@@ -62,8 +66,30 @@ def fate_totals(stats: LedgerStats) -> dict[str, int]:
     return totals | {fate: n for fate, n in sorted(stats.fates.items()) if ":" in fate}
 
 
+def discarded(ended: Mapping[str, float]) -> dict[str, float]:
+    """What was not trained, as a share of all that has ended, by fate and reason and in total.
+
+    Args:
+        ended: attempts or slot-seconds by fate, as in `LedgerStats`; what is in flight has not ended.
+    """
+    counts = {fate: n for fate, n in ended.items() if fate != "in_flight"}
+    total = sum(counts.values())
+    lost = {fate: round(n / total, 6) for fate, n in sorted(counts.items()) if n and fate != "trained"} if total else {}
+    return lost | {"total": round(sum(lost.values()), 6)}
+
+
+def trained_by_length(stats: LedgerStats) -> dict[str, float]:
+    """Share of ended attempts that were trained, by decile of their time in play; "d1" are the shortest (P16)."""
+    return {f"d{n}": round(each.share, 4) for n, each in enumerate(length_deciles(stats.lengths), start=1)}
+
+
 def step_metrics(
-    report: StepReport, stats: LedgerStats, activity: Activity, state: RunState, totals: Totals
+    report: StepReport,
+    stats: LedgerStats,
+    activity: Activity,
+    state: RunState,
+    totals: Totals,
+    restarts: Mapping[str, int],
 ) -> dict[Metric, Any]:
     """The record of one learner step."""
     return {
@@ -79,6 +105,8 @@ def step_metrics(
         Metric.EPISODES_TRAINED: report.episodes,
         Metric.LEARNER_BUSY_S: report.busy_s,
         Metric.LEARNER_WAIT_S: report.wait_s,
+        Metric.HELD_S: report.held_s,
+        Metric.BUBBLE_S: totals.bubble_s,
         Metric.SCORE_MEAN: report.score_mean,
         Metric.LAG: {str(lag): n for lag, n in report.lags.items()},
         Metric.LAG_MAX_TRAINED: max(totals.lags, default=0),
@@ -99,11 +127,17 @@ def step_metrics(
         Metric.LOAD_FAILURES: activity.load_failures,
         Metric.DISPATCHED: stats.dispatched,
         Metric.FATES: stats.fates,
+        Metric.DISCARDED: discarded(stats.fates),
+        Metric.DISCARDED_TIME: discarded(stats.slot_seconds),
+        Metric.TRAINED_BY_LENGTH: trained_by_length(stats),
+        Metric.LENGTH_BIAS: int(totals.length_bias),
         Metric.PUTS_REFUSED: stats.refused,
         Metric.GROUPS_OPEN: stats.groups_open,
         Metric.GROUPS_READY: stats.groups_ready,
         Metric.GROUPS_LEASED: stats.groups_leased,
         Metric.QUEUE_BYTES: stats.payload_bytes,
+        Metric.RESTARTS: dict(restarts),
+        Metric.LEDGER_EPOCH: stats.epoch,
         Metric.OVERLAP: totals.overlapped_s / totals.busy_s if totals.busy_s else 0.0,
     }
 

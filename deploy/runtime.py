@@ -1,6 +1,6 @@
 """What the conductor needs of the place where the parts run. Two implementations: Ray, and this very process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,17 +34,26 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     environments: dict[str, EnvironmentCounts] = {}
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run begins, or goes on: the head and the learner steps behind it."""
+
+    head: int
+    steps: int
+
+
 class Runtime(Protocol):
     """Order: `prepare`, `begin`, then the rest, then `close`, which is safe at any time and more than once.
 
-    A part that has died shows as RunFailed from the next call that concerns it (case E9).
+    A part that dies is started again, and calls that concern it are repeated; what it alone knew is lost. One that dies
+    again and again without a learner step in between, or that nothing can start again, shows as RunFailed from every
+    call that concerns it and from `activity` (case E9).
     """
 
     async def prepare(self) -> None:
         """Start what needs no model yet: servers, processes, engines."""
 
-    async def begin(self, model_dir: Path) -> int:
-        """Publish the first version and wait until it can be sampled from; returns its number."""
+    async def begin(self, model_dir: Path) -> Begun:
+        """Publish the first version, or take a run up from its newest checkpoint (P6), and make the workers ready."""
 
     async def start_rollouts(self) -> None:
         """Let the workers play training groups."""
@@ -53,11 +62,17 @@ class Runtime(Protocol):
         """End what runs and close the ledger's books: nothing is in flight afterwards."""
 
     async def step(self) -> StepReport:
-        """One learner step."""
+        """One learner step. After a learner has died it may be one that was done before: the run goes on from the
+        newest checkpoint (P6)."""
 
     async def evaluate(self, version: int, split: str, tasks: int, samples: int, index: int) -> list[EpisodeOutcome]:
         """Play `tasks` evaluation tasks `samples` times each with `version`, which every replica holds or is held to;
-        evaluation number `index` of the run. Training goes on meanwhile."""
+        evaluation number `index` of the run. Training goes on meanwhile.
+
+        Raises:
+            PartDied: a part that took part died; it is there again, and the evaluation may be played anew under
+                another index.
+        """
 
     async def hold(self, version: int) -> None:
         """Keep `version` loaded, whatever is published after it, until `let_go`."""
@@ -84,7 +99,11 @@ class Runtime(Protocol):
         """The ledger's counts."""
 
     async def fates(self) -> list[FateRow]:
-        """Fates decided since the last call, in order."""
+        """The next fates that were decided, in order, none when there are no more. A page is forgotten when the next
+        one is asked for."""
+
+    def restarts(self) -> Mapping[str, int]:
+        """How often each part was started again."""
 
     async def close(self) -> None:
         """End everything that was started here."""

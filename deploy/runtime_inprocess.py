@@ -2,21 +2,28 @@
 
 The loop is lock-step and deterministic: rounds of groups are played until a batch is ready, then the learner steps.
 The same recipe and seed give the same episodes and the same loss to the last digit. Engine, environments, registry,
-store, learner and records are the real ones; the ledger is the in-memory implementation of the same contract.
+store, learner and records are the real ones; the ledger is the in-memory implementation of the same contract. Of a run
+that is resumed it learns what the manifests and the fate table say (P8).
 """
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy.context import RunContext
-from headrace.deploy.runtime import Activity
-from headrace.deploy.wiring import assemble_learner, assemble_worker, build_engine, open_process_log, version_cache
+from headrace.deploy.runtime import Activity, Begun
+from headrace.deploy.wiring import (
+    assemble_learner,
+    assemble_worker,
+    build_engine,
+    open_process_log,
+    reconcile_run,
+    version_cache,
+)
 from headrace.platform.errors import RunFailed
-from headrace.platform.ledger.fate_log import drain_fates
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.ledger.policy import batch_target
 from headrace.platform.observability.logs import close_log
@@ -26,6 +33,8 @@ from headrace.platform.records.tables import FateRow
 from headrace.platform.registry.files import FileRegistry
 from headrace.platform.registry.pins import MemoryPins
 from headrace.trainer.report import StepReport
+
+_FATE_ROWS = 10_000
 
 
 class InprocessRuntime:
@@ -46,15 +55,16 @@ class InprocessRuntime:
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
         self._log = open_process_log(self._context, "inprocess")
+        await reconcile_run(self._context, self._ledger, self._registry)
 
-    async def begin(self, model_dir: Path) -> int:
+    async def begin(self, model_dir: Path) -> Begun:
         """See `Runtime.begin`."""
         self._worker = assemble_worker(self._context, 0, model_dir, self._engine, self._newest_version, self._ledger)
         self._learner = assemble_learner(self._context, model_dir, self._ledger, self._registry, inline=True)
         self._closings.append(self._worker.close)
         head = await self._learner.start()
         await self._follow()
-        return head
+        return Begun(head=head, steps=self._learner.steps)
 
     async def start_rollouts(self) -> None:
         """See `Runtime.start_rollouts`; here `step` plays them."""
@@ -139,8 +149,12 @@ class InprocessRuntime:
 
     async def fates(self) -> list[FateRow]:
         """See `Runtime.fates`."""
-        rows, self._fates_read = await drain_fates(self._ledger, self._fates_read)
-        return rows
+        rows, self._fates_read = await self._ledger.fates(self._fates_read, _FATE_ROWS)
+        return list(rows)
+
+    def restarts(self) -> Mapping[str, int]:
+        """See `Runtime.restarts`."""
+        return {}
 
     async def close(self) -> None:
         """See `Runtime.close`."""

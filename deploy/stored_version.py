@@ -8,17 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.deploy.context import POLICY_ID
+from headrace.deploy.context import POLICY_ID, node_cache
 from headrace.platform.errors import ConfigError, NotFound, RegistryError
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.records.delivery import LedgerLimits
 from headrace.platform.records.versions import VersionManifest, VersionRef
+from headrace.platform.registry.blobs import BlobStore
 from headrace.platform.registry.files import FileRegistry
-from headrace.platform.registry.hashing import file_hash
+from headrace.platform.registry.hashing import blob_of
 from headrace.platform.registry.pins import MemoryPins
 from headrace.platform.store.run_root import RunRoot
 from headrace.trainer.checkpoint import MANIFEST, CheckpointManifest
 
+_FOLDER = "checkpoints"
 _MOST_DIGITS = 18
 
 
@@ -35,9 +37,9 @@ async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Pat
         RegistryError: its files are torn or altered.
     """
     ledger = MemoryLedger(root.name, LedgerLimits(batch_groups=1, max_lag=0), lambda: 0.0)
-    cache = Path.home() / ".cache" / "headrace" / "versions"
+    cache, store = node_cache() / "versions", BlobStore(root.url)
     registry = FileRegistry(root.url, ledger, cache_dir=cache, run=root.name, pins=MemoryPins(lambda: 0.0))
-    checkpoints = _checkpoints(root)
+    checkpoints = _checkpoints(store)
     number = _number(root, wanted)
     if number is None:
         newest = await registry.latest()
@@ -48,8 +50,8 @@ async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Pat
         manifest, folder = await registry.open(number)
     except NotFound:
         if number not in checkpoints:
-            raise NotFound(f"{root.name} has no weights of version {number}; {_known(root, checkpoints)}") from None
-        return _from_checkpoint(number, checkpoints[number])
+            raise NotFound(f"{root.name} has no weights of version {number}; {_known(store, checkpoints)}") from None
+        return _from_checkpoint(store, number, checkpoints[number], cache / root.name)
     return manifest, Path(folder)
 
 
@@ -70,21 +72,25 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
-def _checkpoints(root: RunRoot) -> dict[int, Path]:
-    """The folders of complete checkpoints by version; none where the root is not on a local disk."""
-    folder = Path(root.url) / "checkpoints"
-    return {int(file.parent.name): file.parent for file in folder.glob(f"*/{MANIFEST}") if is_number(file.parent.name)}
+def _checkpoints(store: BlobStore) -> dict[int, bytes]:
+    """The manifests of complete checkpoints by version."""
+    numbers = [int(name) for name in store.names(_FOLDER) if is_number(name)]
+    found = store.read_many([f"{_checkpoint(number)}/{MANIFEST}" for number in numbers])
+    return {number: data for number in numbers if (data := found.get(f"{_checkpoint(number)}/{MANIFEST}")) is not None}
 
 
-def _from_checkpoint(number: int, folder: Path) -> tuple[VersionManifest, Path]:
+def _checkpoint(number: int) -> str:
+    return f"{_FOLDER}/{number:06d}"
+
+
+def _from_checkpoint(store: BlobStore, number: int, manifest_data: bytes, cache: Path) -> tuple[VersionManifest, Path]:
+    folder = _checkpoint(number)
     try:
-        stored = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
+        stored = msgspec.json.decode(manifest_data, type=CheckpointManifest)
     except msgspec.DecodeError as error:
-        raise RegistryError(f"{folder / MANIFEST} is torn: {error}") from error
-    for name, part in stored.parts.items():
-        file = folder / name
-        if not file.is_file() or file_hash(file.read_bytes()) != part.sha256:
-            raise RegistryError(f"{file} is missing, torn or altered: its hash is not that of the manifest")
+        raise RegistryError(f"{store.full(folder)}/{MANIFEST} is torn: {error}") from error
+    hashes = {name: part.sha256 for name, part in stored.parts.items()}
+    here = store.verify(folder, hashes) if store.is_local else store.copy_verified(folder, hashes, cache)
     manifest = VersionManifest(
         ref=VersionRef(POLICY_ID, number),
         parent=None,
@@ -93,13 +99,13 @@ def _from_checkpoint(number: int, folder: Path) -> tuple[VersionManifest, Path]:
         kind="full",
         content_hash=stored.state.content_hash,
         batches=stored.state.batches,
-        path=f"checkpoints/{folder.name}",
-        files={name: part.sha256 for name, part in stored.parts.items()},
+        path=folder,
+        files=hashes,
     )
-    return manifest, folder
+    return manifest, Path(here)
 
 
-def _known(root: RunRoot, checkpoints: dict[int, Path]) -> str:
-    blobs = {int(path.name.rpartition("-v")[2]) for path in (Path(root.url) / "versions").glob("f*-v*")}
+def _known(store: BlobStore, checkpoints: dict[int, bytes]) -> str:
+    blobs = {blob.number for name in store.names("versions") if (blob := blob_of(name)) is not None}
     numbers = sorted(blobs | checkpoints.keys())
     return f"there are {', '.join(map(str, numbers))}" if numbers else "none is there"

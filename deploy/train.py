@@ -6,7 +6,9 @@
                                                         watch: faults, dead parts ────────┘   evaluate ◄─┘ ─► summary
 
 The parts do not know this file: it builds nothing (wiring.py does) and decides only the order, when to stop, and what
-to write down. Evaluations (evaluating.py) also go on beside learner steps, where the recipe asks for it.
+to write down. Evaluations (evaluating.py) also go on beside learner steps, where the recipe asks for it. Parts that die
+are the runtime's business; a learner that was started again repeats the steps since its checkpoint, and their numbers
+with them. A run that is resumed goes through the same file: `past` (resume.py) has what it need not measure again.
 """
 
 import asyncio
@@ -15,17 +17,21 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from headrace.actors.rendering import load_renderer
+from headrace.actors.tasks.history import results_from_store
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
 from headrace.deploy.breaker import Breaker
 from headrace.deploy.context import RunContext
-from headrace.deploy.evaluating import Evaluations
+from headrace.deploy.evaluating import Evaluations, Measured
 from headrace.deploy.progress import Progress, RunState
-from headrace.deploy.run_totals import Totals, fate_totals, step_metrics
-from headrace.deploy.runtime import Runtime
+from headrace.deploy.resume import Past
+from headrace.deploy.run_totals import Totals, discarded, fate_totals, step_metrics, trained_by_length
+from headrace.deploy.runtime import Begun, Runtime
 from headrace.deploy.samples import write_samples
+from headrace.deploy.wiring import environment_versions
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml
 from headrace.platform.config.secret_references import SecretValues
@@ -35,7 +41,9 @@ from headrace.platform.observability.figure import learning_curve
 from headrace.platform.observability.loggers import Loggers, build_loggers
 from headrace.platform.observability.metrics import MetricsFile
 from headrace.platform.observability.names import Metric
+from headrace.platform.observability.parts import Part
 from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.events import Events, RunEvent
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable
 from headrace.trainer.report import StepReport
@@ -58,14 +66,15 @@ def create_run(config: RunConfig) -> tuple[RunContext, RunRoot]:
 
 
 async def train(
-    context: RunContext, root: RunRoot, runtime: Runtime, state: RunState, progress: Progress
+    context: RunContext, root: RunRoot, runtime: Runtime, state: RunState, progress: Progress, past: Past | None = None
 ) -> dict[str, Any]:
-    """Carry the run through; returns its summary, which is also written to the run root.
+    """Carry the run through, from its beginning or, with `past`, from its last checkpoint; returns its summary, which
+    is also written to the run root. The caller holds the run's lock.
 
     Raises:
         RunFailed: the run cannot go on; what was written until then stays.
     """
-    conductor = _Conductor(context, root, runtime, state, progress)
+    conductor = _Conductor(context, root, runtime, state, progress, past)
     try:
         return await conductor.run()
     except asyncio.CancelledError:
@@ -83,11 +92,20 @@ async def train(
 
 class _Conductor:
     def __init__(
-        self, context: RunContext, root: RunRoot, runtime: Runtime, state: RunState, progress: Progress
+        self,
+        context: RunContext,
+        root: RunRoot,
+        runtime: Runtime,
+        state: RunState,
+        progress: Progress,
+        past: Past | None,
     ) -> None:
         self._context, self._config = context, context.config
         self._root, self._runtime = root, runtime
         self._state, self._progress = state, progress
+        self._past = past
+        self._events = Events(root.url, time.time)
+        self._part = Part(root.url, "driver")
         secrets = SecretValues()
         self._metrics = Loggers(
             MetricsFile(root.metrics, time.time), build_loggers(self._config.loggers, secrets), time.time, secrets
@@ -97,27 +115,50 @@ class _Conductor:
         self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
 
     async def run(self) -> dict[str, Any]:
-        self._metrics.start(self._context.run, self._config.model_dump(mode="json"), self._context.root)
+        self._part.start()
+        self._events.add(RunEvent.RESUMED if self._past else RunEvent.STARTED)
+        allowed = {name: sorted(versions) for name, versions in environment_versions(self._config).items()}
+        self._events.add(RunEvent.ENVIRONMENTS_ALLOWED, environments=allowed)
+        self._metrics.start(self._context.run, self._config.model_dump(mode="json"), str(self._context.local(".")))
         base = await self._base_and_runtime()
         self._renderer = load_renderer(base.path)
         self._evaluations = Evaluations(
             self._context, self._root, self._runtime, self._metrics, self._progress, self._renderer.digest
         )
         self._summary["sft"] = {"cached": base.cached, "stages": list(base.stages)}
-        self._progress.stage("starting the parts")
-        head = await self._runtime.begin(base.path)
-        before = await self._evaluations.evaluate(head, 0)
-        self._summary.update(success_before=before.success, score_before=before.score)
-        self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before.score})
-        self._progress.note(f"before reinforcement learning: {before}")
-        await self._learn()
+        self._stage("starting the parts")
+        begun = await self._runtime.begin(base.path)
+        self._totals.version, self._totals.steps = begun.head, begun.steps
+        await self._before(begun)
+        if begun.steps < self._config.learner.steps:
+            await self._learn()
         after = await self._evaluations.evaluate(self._totals.version, self._totals.steps)
         self._summary.update(success_after=after.success, score_after=after.score)
         self._summary["best"] = self._evaluations.best
-        self._progress.stage("putting the episodes in order")
+        self._stage("putting the episodes in order")
         await asyncio.to_thread(self._compact)
         learning_curve(self._root.metrics, self._root.join("figures/learning_curve.png"), self._context.run)
         return self._finish()
+
+    def _stage(self, name: str) -> None:
+        self._progress.stage(name)
+        self._part.set(name)
+
+    async def _before(self, begun: Begun) -> None:
+        """What the policy could do before reinforcement learning, and what a resumed run need not find out again."""
+        past = self._past or Past()
+        self._evaluations.resume(past.best)
+        if past.before is not None:
+            before = Measured(*past.before)
+            self._progress.note(f"resumed at learner step {begun.steps}, version {begun.head}")
+        else:
+            before = await self._evaluations.evaluate(begun.head, begun.steps)
+            self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before.score})
+            self._progress.note(f"before reinforcement learning: {before}")
+        self._summary.update(success_before=before.success, score_before=before.score)
+        if self._past and self._config.curriculum.kind == "success_window":
+            known = await asyncio.to_thread(results_from_store, self._config.curriculum, self._context.root)
+            await self._runtime.observe(known)
 
     def _compact(self) -> None:
         """One file of episodes per policy version instead of hundreds."""
@@ -138,7 +179,7 @@ class _Conductor:
                     {Metric.STAGE: f"sft {step.stage}", Metric.SFT_STEP: step.step, Metric.SFT_LOSS: step.loss}
                 )
 
-        self._progress.stage("supervised stages" if self._config.sft else "loading the model")
+        self._stage("supervised stages" if self._config.sft else "loading the model")
         stages = asyncio.create_task(asyncio.to_thread(prepare_base_model, self._config, on_progress))
         preparing = asyncio.create_task(self._runtime.prepare())
         try:
@@ -154,7 +195,7 @@ class _Conductor:
 
     async def _learn(self) -> None:
         """The asynchronous part: rollouts play while the learner steps."""
-        self._progress.stage("reinforcement learning")
+        self._stage("reinforcement learning")
         self._state.steps = self._config.learner.steps
         await self._runtime.start_rollouts()
         self._totals.at_s = time.time()
@@ -170,8 +211,8 @@ class _Conductor:
         await self._stop(watching)
 
     async def _steps(self, watching: asyncio.Task[None]) -> None:
-        began = time.monotonic()
-        for _ in range(self._config.learner.steps):
+        began, first = time.monotonic(), self._totals.steps
+        while self._totals.steps < self._config.learner.steps:
             stepping = asyncio.ensure_future(self._runtime.step())
             try:
                 await asyncio.wait({stepping, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +223,8 @@ class _Conductor:
             if watching.done():
                 watching.result()
             report = stepping.result()
-            await self._record(report, began)
+            done = max(report.step - first, 1)
+            await self._record(report, (time.monotonic() - began) / done)
             await self._share_scores()
             await self._log_samples(report.step)
             if report.published and report.step < self._config.learner.steps:
@@ -225,12 +267,14 @@ class _Conductor:
         finally:
             await self._close_books()
 
-    async def _record(self, report: StepReport, began: float) -> None:
+    async def _record(self, report: StepReport, seconds_per_step: float) -> None:
         totals, state = self._totals, self._state
         stats = await self._runtime.ledger()
         activity = await self._runtime.activity(report.busy[0])
         now = time.time()
-        totals.lags.update(report.lags)
+        totals.lags = Counter(stats.lags)
+        totals.bubble_s += report.wait_s
+        totals.length_bias |= report.length_bias or stats.protection_lost > 0
         totals.busy_s += report.busy_s
         totals.overlapped_s += overlap([report.busy], union(activity.executing))
         totals.steps, totals.version = report.step, report.version
@@ -243,21 +287,29 @@ class _Conductor:
         state.queue = f"{stats.groups_ready} ready, {stats.groups_open} open"
         state.episodes_per_s = played / span_s
         state.tokens_per_s = (activity.sampled_tokens - totals.tokens) / span_s
-        state.left_s = (time.monotonic() - began) / report.step * (state.steps - report.step)
+        state.left_s = seconds_per_step * (state.steps - report.step)
         totals.scores, totals.tokens, totals.at_s = (stats.score_sum, stats.score_count), activity.sampled_tokens, now
-        self._metrics.append(step_metrics(report, stats, activity, state, totals))
+        self._part.note(step=report.step, version=report.version, ready=stats.groups_ready, playing=stats.groups_open)
+        restarts = self._runtime.restarts()
+        self._metrics.append(step_metrics(report, stats, activity, state, totals, restarts))
         totals.environments = activity.environments
         self._progress.learner_step()
         await self._write_fates()
 
     async def _write_fates(self) -> None:
-        if rows := await self._runtime.fates():
+        """Page by page: the ledger forgets a page when the next one is asked for, and by then it is written."""
+        while rows := await self._runtime.fates():
             await asyncio.to_thread(self._fates.append, rows)
 
     async def _close_books(self) -> None:
         stats = await self._runtime.ledger()
         await self._write_fates()
+        self._totals.lags = Counter(stats.lags)
         self._summary["fates"] = fate_totals(stats)
+        self._summary["discarded"] = discarded(stats.fates)
+        self._summary["discarded_time"] = discarded(stats.slot_seconds)
+        self._summary["trained_by_length"] = trained_by_length(stats)
+        self._summary["ledger_epoch"] = stats.epoch
         self._summary["equation_holds"] = stats.holds
         self._summary["puts_refused"] = stats.refused
 
@@ -269,21 +321,30 @@ class _Conductor:
             version=totals.version,
             lag_max_trained=max(totals.lags, default=0),
             lag_share_ge1=round(totals.lag_share_ge1, 4),
+            lags={str(lag): n for lag, n in sorted(totals.lags.items())},
+            bubble_s=round(totals.bubble_s, 2),
+            length_bias=totals.length_bias,
+            restarts=dict(self._runtime.restarts()),
             overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
             root=self._context.root,
         )
         self._root.write_summary(self._summary)
         self._metrics.finish(self._summary)
+        self._events.add(RunEvent.ENDED, cause=self._summary.get("failed", ""))
         return self._summary
 
     async def close(self) -> None:
         """Let the loggers send what they have; what they could not is said."""
+        await asyncio.to_thread(self._part.close)
         await asyncio.to_thread(self._metrics.close)
         for name, report in self._metrics.reports().items():
             if report["cause"]:
                 self._progress.note(f"the logger {name} lost records: {report['cause']}")
 
     def leave_summary(self, cause: str) -> None:
-        """Write down how far the run came and why it ended."""
+        """Write down how far the run came and why it ended. Fails open: a full disk may be the cause (P23)."""
         self._summary["failed"] = cause
-        self._finish()
+        try:
+            self._finish()
+        except OSError as error:
+            _log.warning("the summary could not be written: %s", error)

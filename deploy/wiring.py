@@ -4,6 +4,7 @@ Builders import heavy libraries inside, so that each process loads only what it 
 without torch.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,31 +13,36 @@ from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import environment_kind
+from headrace.actors.outbox import Outbox
 from headrace.actors.plan import AsyncScorer
 from headrace.actors.rendering import load_renderer
 from headrace.actors.scoring.pool import build_scorer_process
 from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
-from headrace.deploy.context import POLICY_ID, RunContext
+from headrace.deploy.context import POLICY_ID, RunContext, node_cache
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig
 from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
+from headrace.platform.ledger.patient import PatientLedger
 from headrace.platform.observability.logs import open_log
+from headrace.platform.observability.parts import Part
 from headrace.platform.records.episode import Digests
 from headrace.platform.store.episodes import EpisodeStore
-from headrace.platform.store.tables import ReceiptTable, RewardTable
+from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
 if TYPE_CHECKING:
     from headrace.platform.ledger.redis_ledger import RedisLedger
+    from headrace.serving.door.client import DoorClient
     from headrace.serving.pool import Pool
     from headrace.serving.service import ReplicaService
     from headrace.serving.torch_engine import TorchEngine
     from headrace.trainer.learner import Learner
 
 Closing = Callable[[], Awaitable[None]]
+_log = logging.getLogger(__name__)
 _CONNECT_DEADLINE_S = 30.0
 
 
@@ -54,16 +60,60 @@ def open_process_log(context: RunContext, name: str) -> logging.Handler:
 
 def version_cache() -> Path:
     """Where this node keeps copies of versions that lie elsewhere."""
-    return Path.home() / ".cache" / "headrace" / "versions"
+    return node_cache() / "versions"
 
 
 async def connect_ledger(context: RunContext) -> "RedisLedger":
-    """This process's connection to the run's ledger."""
+    """This process's connection to the run's ledger, which raises at once when the server is away."""
     from headrace.platform.ledger.redis_ledger import RedisLedger
 
     return await RedisLedger.connect(
         resolve(context.ledger_url), context.run, context.limits, connect_deadline_s=_CONNECT_DEADLINE_S
     )
+
+
+def patient(context: RunContext, ledger: Ledger, part: Part, held: Callable[[], Sequence[int]] | None = None) -> Ledger:
+    """The ledger as workers and the learner use it: they wait for a server that is away, and say so."""
+
+    def say(text: str) -> None:
+        _log.warning("%s", text)
+        part.note(ledger=text)
+
+    return PatientLedger(ledger, context.config.queue.away_deadline_s, say, held=held)
+
+
+def open_part(context: RunContext, name: str) -> Part:
+    """This process's status, written down from now on."""
+    part = Part(context.root, name)
+    part.start()
+    return part
+
+
+async def reconcile_run(context: RunContext, ledger: Ledger, registry: VersionRegistry) -> bool:
+    """Make the ledger agree with the run root after a restart of its server (P8), and with the environments that this
+    build has (P17); whether it had lost anything."""
+    from headrace.platform.ledger.reconcile import reconcile
+    from headrace.trainer.checkpoint import CheckpointStore
+
+    checkpoints = CheckpointStore(f"{context.root}/checkpoints")
+    newest = await asyncio.to_thread(checkpoints.newest_state)
+    changed = await reconcile(
+        ledger,
+        registry,
+        limits=context.limits,
+        checkpoints=checkpoints.complete,
+        fate_rows=FateTable(context.root).rows,
+        group_size=context.config.learner.algorithm.group_size,
+        sequence=newest.dispatch_sequence if newest is not None else 0,
+    )
+    for environment, versions in (await asyncio.to_thread(environment_versions, context.config)).items():
+        await ledger.allow(environment, sorted(versions))
+    return changed
+
+
+def environment_versions(config: RunConfig) -> dict[str, set[str]]:
+    """The versions of the recipe's environments that this build plays, by their names."""
+    return Worlds(config.environments, "train", config.seed, config.curriculum).versions
 
 
 async def connect_registry(context: RunContext, ledger: Ledger) -> tuple[VersionRegistry, Closing]:
@@ -102,6 +152,7 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
 
     name = f"replica-{index}"
     open_process_log(context, name)
+    part = open_part(context, name)
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)
     engine = build_engine(context.config, Path(), name)
@@ -109,9 +160,10 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
     async def closing() -> None:
         await close_registry()
         await ledger.close()
+        part.close()
 
     door = DoorServer(engine, context.door_token, name, host=_door_host(context))
-    return ReplicaService(engine, name, door, registry, context.keep_versions, closing)
+    return ReplicaService(engine, name, door, registry, context.keep_versions, closing, part=part)
 
 
 def _door_host(context: RunContext) -> str:
@@ -123,14 +175,20 @@ def _door_host(context: RunContext) -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
+async def connect_replica(context: RunContext, host: str, port: int) -> "DoorClient":
+    """A connection to the replica behind that door."""
+    from headrace.serving.door.client import DoorClient
+
+    return await DoorClient.connect(host, port, context.door_token, deadline_s=_CONNECT_DEADLINE_S)
+
+
 async def connect_pool(context: RunContext, addresses: Sequence[tuple[str, int]]) -> "Pool":
     """A pool over the replicas at `addresses`."""
-    from headrace.serving.door.client import DoorClient
     from headrace.serving.pool import Pool
 
     pool = Pool()
     for host, port in addresses:
-        pool.add(await DoorClient.connect(host, port, context.door_token, deadline_s=_CONNECT_DEADLINE_S))
+        pool.add(await connect_replica(context, host, port))
     return pool
 
 
@@ -144,6 +202,8 @@ def assemble_worker(
     generator: TokenGenerator,
     newest_version: Callable[[], int | None],
     ledger: Ledger,
+    part: Part | None = None,
+    replace_replica: Callable[[str, str, int], Awaitable[None]] | None = None,
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
     config, worker_id = context.config, f"rollout-{index}"
@@ -155,6 +215,7 @@ def assemble_worker(
         group_size=config.learner.algorithm.group_size,
         max_episodes=config.rollout.max_episodes,
         request_deadline_s=config.serving.request_deadline_s,
+        dispatch_lease_s=config.queue.dispatch_lease_s,
         digests=Digests(
             tokenizer=renderer.digest,
             template=renderer.digest,
@@ -173,9 +234,12 @@ def assemble_worker(
             store=EpisodeStore(context.root),
             rewards=RewardTable(context.root, worker_id),
             worker_id=worker_id,
+            outbox=Outbox(context.local("outbox") / worker_id, context.run),
         ),
         lambda split: Worlds(config.environments, split, config.seed, config.curriculum),
         build_scorers(config),
+        part=part,
+        replace_replica=replace_replica,
     )
 
 
@@ -195,6 +259,7 @@ async def build_worker(
     """Rollout worker number `index`, with its own connections."""
     tune_collector()
     open_process_log(context, f"rollout-{index}")
+    part = open_part(context, f"rollout-{index}")
     ledger = await connect_ledger(context)
     pool = await connect_pool(context, addresses)
     await pool.wait_version(0, context.config.serving.start_deadline_s)
@@ -202,19 +267,31 @@ async def build_worker(
     async def closing() -> None:
         await pool.close()
         await ledger.close()
+        part.close()
 
-    return assemble_worker(context, index, model_dir, pool, pool.newest_version, ledger), closing
+    async def replace_replica(old_name: str, host: str, port: int) -> None:
+        old = pool.replace(old_name, await connect_replica(context, host, port))
+        if old is not None:
+            await old.close()
+
+    waiting = patient(context, ledger, part)
+    newest = pool.newest_version
+    return assemble_worker(context, index, model_dir, pool, newest, waiting, part, replace_replica), closing
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
 def assemble_learner(
-    context: RunContext, model_dir: Path, ledger: Ledger, registry: VersionRegistry, *, inline: bool = False
+    context: RunContext,
+    model_dir: Path,
+    ledger: Ledger,
+    registry: VersionRegistry,
+    *,
+    part: Part | None = None,
+    inline: bool = False,
 ) -> "Learner":
     """A learner over whatever ledger and registry it is given."""
-    import asyncio
-
     import torch
 
     from headrace.trainer.algorithms import build_algorithm
@@ -232,7 +309,7 @@ def assemble_learner(
     return Learner(
         run=context.run,
         config=config.learner,
-        max_lag=config.queue.max_lag,
+        queue=config.queue,
         backend=build_backend(config.learner, model_dir),
         algorithm=build_algorithm(config.learner.algorithm),
         ledger=ledger,
@@ -242,6 +319,7 @@ def assemble_learner(
         policy_id=POLICY_ID,
         clock=time.time,
         on_receipts=ReceiptTable(context.root, "learner").append,
+        part=part,
         inline=inline,
     )
 
@@ -249,11 +327,18 @@ def assemble_learner(
 async def build_learner(context: RunContext, model_dir: Path) -> tuple["Learner", Closing]:
     """The learner, with its own connections."""
     open_process_log(context, "learner")
+    part = open_part(context, "learner")
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)
+    learner: Learner | None = None
+
+    def held() -> Sequence[int]:
+        return learner.held if learner is not None else ()
 
     async def closing() -> None:
         await close_registry()
         await ledger.close()
+        part.close()
 
-    return assemble_learner(context, model_dir, ledger, registry), closing
+    learner = assemble_learner(context, model_dir, patient(context, ledger, part, held), registry, part=part)
+    return learner, closing

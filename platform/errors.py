@@ -14,9 +14,13 @@
     │   └── EngineDead                      the replica is gone
     ├── LedgerError (RuntimeError)          a ledger transition was refused
     │   ├── Fenced                          another learner holds the run
-    │   └── CommitRefused                   a commit precondition of P7 does not hold
+    │   ├── CommitRefused                   a commit precondition of P7 does not hold
+    │   └── LedgerAway (ConnectionError)    the server cannot be reached; it may come back
+    │       └── LedgerRewound               the server is back without its last writes, or with none (P8)
     ├── RegistryError (RuntimeError)        a version is torn, altered or already taken
     └── RunFailed (RuntimeError)            the run cannot go on; the message names the cause
+        ├── PartDied                        a process of the run is gone
+        └── DiskFull (OSError)              what must be durable has no room (P23)
 """
 
 
@@ -82,9 +86,26 @@ class CommitRefused(LedgerError):
     """A precondition of a commit (P7) does not hold."""
 
 
+class LedgerAway(LedgerError, ConnectionError):
+    """The ledger's server cannot be reached now. The step may or may not have happened; it may be tried again."""
+
+
+class LedgerRewound(LedgerAway):
+    """The server has restarted, or has seen less than this client has (P8): nothing goes on until the ledger was
+    reconciled with the manifest chain."""
+
+
 class RegistryError(HeadraceError, RuntimeError):
     """A version's blob is torn, altered, or its number is taken."""
 
 
 class RunFailed(HeadraceError, RuntimeError):
     """The run cannot go on. The message names the cause."""
+
+
+class PartDied(RunFailed):
+    """A process of the run is gone; it is started again as long as the run makes progress."""
+
+
+class DiskFull(RunFailed, OSError):
+    """What must be durable cannot be written, as its disk or quota is full (P23). The message names the folder."""

@@ -55,10 +55,7 @@ class Pool:
             ValueError: a replica of this name is already in the pool.
             EngineDead: the connection is already gone.
         """
-        if client.replica in self._replicas:
-            raise ValueError(f"replica {client.replica} is already in the pool")
-        if client.closed.is_set():
-            raise EngineDead(f"replica {client.replica} is gone")
+        self._check(client)
         replica = self._replicas[client.replica] = _Replica(client)
         client.on_versions = lambda: self._announced(replica)
         client.on_closed = lambda: self._leave(replica)
@@ -69,6 +66,22 @@ class Pool:
         replica = self._replicas[name]
         self._leave(replica)
         return replica.client
+
+    def replace(self, name: str, client: PoolMember) -> PoolMember | None:
+        """Ask `client` from now on instead of the replica `name`, which was started anew, perhaps under the same name.
+
+        Returns:
+            The client of the old one, for the caller to close, or None where the pool had noticed its end.
+
+        Raises:
+            ValueError, EngineDead: as `add`; the pool is as it was then.
+        """
+        self._check(client, instead_of=name)
+        old = self._replicas.get(name)
+        if old is not None:
+            self._leave(old)
+        self.add(client)
+        return old.client if old is not None else None
 
     async def close(self) -> None:
         """Close every client."""
@@ -81,6 +94,12 @@ class Pool:
     def in_flight(self) -> dict[str, int]:
         """Requests in flight by replica."""
         return {name: replica.in_flight for name, replica in self._replicas.items()}
+
+    def _check(self, client: PoolMember, instead_of: str = "") -> None:
+        if client.replica in self._replicas and client.replica != instead_of:
+            raise ValueError(f"replica {client.replica} is already in the pool")
+        if client.closed.is_set():
+            raise EngineDead(f"replica {client.replica} is gone")
 
     def _leave(self, replica: _Replica) -> None:
         client = replica.client

@@ -1,4 +1,8 @@
-"""One replica as a service: an engine that follows the registry, behind a token door. Without Ray."""
+"""One replica as a service: an engine that follows the registry, behind a token door. Without Ray.
+
+A replica that is started again knows nothing of the one before: it holds no version, and so gets no request, until it
+has loaded a committed one (case S6).
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from headrace.platform.contracts import VersionRegistry
+from headrace.platform.observability.parts import Part
 from headrace.serving.door.server import DoorServer
 from headrace.serving.replica import Replica
 from headrace.serving.torch_engine import TorchEngine
@@ -24,7 +29,8 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaService:
-    """See the module. `closing` releases what the builder opened for it, such as ledger connections."""
+    """See the module. `closing` releases what the builder opened for it, such as ledger connections; `part` says what
+    the replica holds, or waits for."""
 
     def __init__(
         self,
@@ -34,6 +40,7 @@ class ReplicaService:
         registry: VersionRegistry,
         keep_versions: int,
         closing: Callable[[], Awaitable[None]],
+        part: Part | None = None,
     ) -> None:
         self._engine = engine
         self._name = name
@@ -42,13 +49,15 @@ class ReplicaService:
         self._registry = registry
         self._keep_versions = keep_versions
         self._closing = closing
+        self._part = part
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Open the door and begin to follow; returns the address. Versions come as they are committed."""
         address = await self._door.start()
+        self._say()
         self._following = asyncio.create_task(
-            self._replica.follow(self._registry, self._keep_versions, self._door.announce_versions)
+            self._replica.follow(self._registry, self._keep_versions, self._versions_changed)
         )
         return address
 
@@ -82,6 +91,15 @@ class ReplicaService:
     def busy_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When the engine computed, as (start, end) in seconds since the epoch."""
         return self._engine.busy_intervals(since_s)
+
+    def _versions_changed(self) -> None:
+        self._door.announce_versions()
+        self._say()
+
+    def _say(self) -> None:
+        if self._part is not None:
+            versions = ", ".join(map(str, self._engine.versions()))
+            self._part.set(f"serving {versions}" if versions else "empty", "" if versions else "a committed version")
 
     async def close(self) -> None:
         """Stop following, close the door, end the engine."""

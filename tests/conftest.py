@@ -43,7 +43,7 @@ def ray_session() -> Iterator[None]:
     """A local Ray for the session, on loopback."""
     import ray
 
-    from headrace.deploy.runtime_ray import start_local_ray
+    from headrace.deploy.ray_cluster import start_local_ray
 
     start_local_ray(cpus=8)
     yield

@@ -121,7 +121,7 @@ def test_imports_follow_the_layers() -> None:
         ("platform/ledger/a.py", "import_module('headrace.actors')"),
         ("platform/records/a.py", "from headrace.platform.contracts import Ledger"),
         ("platform/records/a.py", "from headrace.platform.config import RunConfig"),
-        ("platform/contracts.py", "from headrace.platform.ledger import policy"),
+        ("platform/contracts/delivery.py", "from headrace.platform.ledger import policy"),
         ("platform/errors.py", "from headrace.platform.records import ids"),
         ("serving/pool.py", "import ray"),
         ("serving/pool_actor.py", "import vllm"),
@@ -146,7 +146,7 @@ def test_the_check_finds(path: str, source: str) -> None:
     [
         ("deploy/wiring.py", "import ray\nfrom headrace.trainer import learner\nfrom headrace.actors import episode"),
         ("trainer/learner_actor.py", "import ray\nimport torch\nfrom headrace.platform.contracts import Ledger"),
-        ("platform/contracts.py", "from headrace.platform.records.episode import Episode"),
+        ("platform/contracts/delivery.py", "from headrace.platform.records.episode import Episode"),
         ("platform/records/codec.py", "from headrace.platform.errors import SchemaError"),
         ("platform/ledger/redis_ledger.py", "from redis.asyncio import Redis\nfrom . import policy"),
         ("deploy/a.py", "import platform\nfrom platform import system"),

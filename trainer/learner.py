@@ -2,44 +2,51 @@
 
 ::
 
-    ledger ── lease ──► intake ── samples ──► backend.step (a thread; leases are extended meanwhile)
-      ▲                    │                        │
-      └── drop(reason) ────┘                        ▼ every publish_every steps
-                                       publisher: stage ► manifest ► commit ► (checkpoint ► settle) ► retain
+    ledger ── lease ──► intake ── samples ──► ranks agree ──► backend.step (a thread)
+      ▲       (paced)      │                                      │
+      └── drop(reason) ────┘                                      ▼ every publish_every steps
+                               publisher: stage ► manifest ► commit ► (checkpoint ► settle ► retain) ► retain
 
 `step` consumes ready groups and waits for the rollout workers; it is unblocked by their puts, or by
-`batch_deadline_s`, which ends the run by name. Nothing waits for the learner but admission (P20).
+`batch_deadline_s`, which ends the run by name. The pacer may hold it for groups that are about to be too old (P15,
+P16), never longer than its bounds. Nothing waits for the learner but admission (P20).
+
+From `start` to `close` a heartbeat renews the held leases and keeps the run from other learners (P12).
 
 Owns the order of these calls and the fates of what was consumed. A bad group is dropped with a reason; a bad step,
-a refused commit and a lost fence are raised. After any error the learner is done: its fence holder starts another.
+a refused commit, a lost fence and a server that stays away are raised. After any error the learner is done: its
+groups stay counted as delivered (P3, poison), and its fence's holder starts another.
 """
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm, Clock, LearnerBackend, Ledger, VersionRegistry
-from headrace.platform.errors import LedgerError, RunFailed
-from headrace.platform.records.status import Fate
+from headrace.platform.errors import DeadlineExceeded, LedgerAway, LedgerError, RunFailed
+from headrace.platform.observability.parts import Part
 from headrace.platform.records.tables import Receipt
 from headrace.trainer.checkpoint import CheckpointStore
+from headrace.trainer.consumption import NOTHING, TrainedGroup, consumption, receipts
+from headrace.trainer.heartbeat import Heartbeat
 from headrace.trainer.intake import Intake, OpenedGroup, ReadEpisodes
 from headrace.trainer.publisher import Publisher
+from headrace.trainer.ranks import Gather, agree, alone, step_digest
 from headrace.trainer.report import StepReport
-from headrace.trainer.step_statistics import EpisodeStatistics, StepStatistics
+from headrace.trainer.step_statistics import StepStatistics
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-EXTEND_EVERY_S = 20.0
-"""How often held leases are renewed; well below any sensible lease."""
 
-
-def _forget(receipts: Sequence[Receipt]) -> None:
+def _forget(rows: Sequence[Receipt]) -> None:
     """Receipts that nobody stores."""
 
 
@@ -47,9 +54,9 @@ class Learner:
     """See the module.
 
     Args:
-        run: run id, used as holder name.
+        run: run id, part of the holder's name.
         config: batch size, publishing and checkpoints.
-        max_lag: `queue.max_lag`, judged again at train start (P14).
+        queue: the lag limit, judged again at train start (P14), and what happens at it (P15, P16).
         backend: holds the weights.
         algorithm: advantages and loss.
         ledger: the run's queue and head.
@@ -59,8 +66,10 @@ class Learner:
         policy_id: of the versions published.
         clock: seconds since the epoch.
         on_receipts: stores the receipts of a version, before the commit that makes it exist.
+        gather: brings the ranks' digests together (P13).
+        world_size: how many ranks there are; a checkpoint of another number is refused.
+        part: says what the learner does and waits for.
         inline: compute on the event loop and poll without sleeping: the in-process runtime is deterministic then.
-        extend_every_s: how often held leases are renewed.
     """
 
     def __init__(
@@ -68,7 +77,7 @@ class Learner:
         *,
         run: str,
         config: LearnerConfig,
-        max_lag: int,
+        queue: QueueConfig,
         backend: LearnerBackend,
         algorithm: Algorithm,
         ledger: Ledger,
@@ -78,25 +87,30 @@ class Learner:
         policy_id: str,
         clock: Clock,
         on_receipts: Callable[[Sequence[Receipt]], None] = _forget,
+        gather: Gather = alone,
+        world_size: int = 1,
+        part: Part | None = None,
         inline: bool = False,
-        extend_every_s: float = EXTEND_EVERY_S,
     ) -> None:
-        self._run = run
+        self.holder = f"{run}-learner on {socket.gethostname()} pid {os.getpid()} boot {secrets.token_hex(4)}"
         self._config = config
         self._backend = backend
         self._algorithm = algorithm
         self._ledger = ledger
         self._clock = clock
         self._on_receipts = on_receipts
+        self._gather = gather
+        self._part = part
         self._inline = inline
-        self._extend_every_s = extend_every_s
+        self._heartbeat = Heartbeat(ledger, lambda: self.held, queue.learner_term_s / 3)
         self._intake = Intake(
             config=config,
-            max_lag=max_lag,
+            queue=queue,
             algorithm=algorithm,
             ledger=ledger,
             read_episodes=read_episodes,
             clock=clock,
+            say=self._say,
             inline=inline,
         )
         self._publisher = Publisher(
@@ -105,11 +119,13 @@ class Learner:
             checkpoints=checkpoints,
             policy_id=policy_id,
             keep_versions=config.keep_versions,
+            keep_checkpoints=config.keep_checkpoints,
+            world_size=world_size,
             clock=clock,
             compute=self._compute,
         )
         self._held: set[int] = set()
-        self._trained: list[tuple[OpenedGroup, Mapping[str, EpisodeStatistics]]] = []
+        self._trained: list[TrainedGroup] = []
         self._unpublished = 0
         self._published = 0
         self._steps = 0
@@ -124,68 +140,46 @@ class Learner:
         """Learner steps done, those before a resume included."""
         return self._steps
 
-    async def start(self, initial_files: Mapping[str, bytes] | None = None) -> int:
+    @property
+    def held(self) -> Sequence[int]:
+        """The groups that this learner knows to be leased to it; what else the ledger believes so was a lost reply."""
+        return sorted(self._held)
+
+    async def start(self, initial_files: Mapping[str, bytes] | None = None, takeover: bool = False) -> int:
         """Take the run over; returns the head.
 
-        A new run publishes version 0 from `initial_files`, or from the backend's weights, with a checkpoint. A run
-        that has a head goes on from its newest complete checkpoint (P6).
+        A new run publishes version 0 from `initial_files`, or from the backend's weights, with a checkpoint; one that
+        died before that checkpoint was whole does so again, under a new number. A run that has a checkpoint goes on
+        from the newest complete one (P6). `takeover`: the caller knows that the last learner is gone.
+
+        Raises:
+            Fenced: another learner is alive.
+            RunFailed: there is nothing to resume from.
         """
-        if await self._publisher.take_over(f"{self._run}-learner"):
-            state, files = await self._publisher.resume()
-            await self._compute(self._backend.restore, files)
-            self._steps = state.steps
-            return self.version
-        if initial_files is None:
-            initial_files = await self._compute(self._backend.weights)
-        number = await self._publisher.reserve()
-        await self._publisher.publish(number, initial_files, batches=0, fates={}, episode_files=())
-        await self._publisher.settle(await self._compute(self._backend.save), self._steps)
-        return self.version
+        self._say("starting", "the run, from its last learner")
+        await self._publisher.take_over(self.holder, takeover)
+        self._heartbeat.start(self._publisher.fence)
+        try:
+            return await self._begin(initial_files)
+        except BaseException:
+            await self._heartbeat.stop()
+            raise
 
     async def step(self) -> StepReport:
         """One learner batch, from lease to commit.
 
         Raises:
-            RunFailed: no batch came, the step is not finite (the message names the episodes), or a refused commit.
+            RunFailed: no batch came, the step is not finite (the message names the episodes), the ranks disagree, a
+                refused commit, or a ledger that stayed away.
             Fenced: another learner holds the run.
         """
-        async with self._leases_extended():
-            began = self._clock()
-            opened, dropped, busy_from = await self._next_batch(began)
-            samples = [s for group in opened for member in group.members for s in member.samples]
-            try:
-                statistics = await self._compute(self._backend.step, samples, self._algorithm)
-            except ArithmeticError as error:
-                raise RunFailed(f"the learner step is not finite, the weights are as before: {error}") from error
-            self._steps += 1
-            self._unpublished += 1
-            episodes = statistics.episodes if isinstance(statistics, StepStatistics) else {}
-            self._trained += [(group, episodes) for group in opened]
-            batches = self._publisher.batches + self._unpublished
-            due = self._unpublished >= self._config.publish_every or self._steps == self._config.steps
-            if due:
-                await self._publish()
-        members = [member for group in opened for member in group.members]
-        return StepReport(
-            step=self._steps,
-            version=self.version,
-            published=due,
-            batches=batches,
-            groups=len(opened),
-            episodes=len(members),
-            loss_tokens=int(statistics["loss_tokens"]),
-            loss=statistics["loss"],
-            kl=statistics.get("kl", 0.0),
-            clip_share=statistics.get("clip_share", 0.0),
-            ratio_mean=statistics.get("ratio_mean", 1.0),
-            grad_norm=statistics.get("grad_norm", 0.0),
-            lr=statistics.get("lr", 0.0),
-            score_mean=sum(member.score for member in members) / len(members),
-            lags=dict(sorted(Counter(member.lag for member in members).items())),
-            busy=(busy_from, self._clock()),
-            wait_s=busy_from - began,
-            dropped=dict(dropped),
-        )
+        try:
+            return await self._step()
+        except BaseException as error:
+            await self._heartbeat.stop()
+            if isinstance(error, LedgerAway | DeadlineExceeded):
+                raise RunFailed(f"learner step {self._steps + 1}: the ledger's server stayed away: {error}") from error
+            raise
 
     def keep(self, versions: Sequence[int]) -> None:
         """Keep the weights of exactly these versions, however old: the best one, those under evaluation."""
@@ -193,26 +187,83 @@ class Learner:
 
     async def close(self) -> None:
         """Give back what was leased and never published. Safe to call twice, and after an error."""
+        await self._heartbeat.stop()
         held, self._held = sorted(self._held), set()
         if held:
             try:
                 await self._ledger.release(self._publisher.fence, held)
-            except LedgerError as error:
+            except (LedgerError, DeadlineExceeded) as error:
                 _log.warning("could not release groups %s: %s", held, error)
+
+    async def _begin(self, initial_files: Mapping[str, bytes] | None) -> int:
+        """Resume, or publish the initial weights and settle them."""
+        publisher = self._publisher
+        if found := await publisher.resume():
+            state, files = found
+            self._say(f"restoring checkpoint {state.version}")
+            await self._compute(self._backend.restore, files)
+            self._steps = state.steps
+            return self.version
+        if initial_files is None:
+            initial_files = await self._compute(self._backend.weights)
+        number = await publisher.reserve()
+        self._say(f"publishing version {number}")
+        await publisher.publish(number, initial_files, batches=0, consumed=NOTHING)
+        await self._settle()
+        return self.version
+
+    async def _step(self) -> StepReport:
+        await self._heartbeat.renew()  # on a loop that computes, the heartbeat may be late
+        self._intake.pacer.begin_step()
+        began = self._clock()
+        opened, dropped, busy_from = await self._next_batch(began)
+        statistics = await self._train(opened)
+        self._steps += 1
+        self._unpublished += 1
+        episodes = statistics.episodes if isinstance(statistics, StepStatistics) else {}
+        self._trained += [TrainedGroup(group, episodes) for group in opened]
+        batches = self._publisher.batches + self._unpublished
+        due = self._unpublished >= self._config.publish_every or self._steps == self._config.steps
+        if due:
+            await self._publish()
+        self._say(f"step {self._steps} done", "the next step")
+        members = [member for group in opened for member in group.members]
+        live = [member for member in members if member.live]
+        return StepReport(
+            step=self._steps,
+            version=self.version,
+            published=due,
+            batches=batches,
+            groups=len(opened),
+            episodes=len(live),
+            loss_tokens=int(statistics["loss_tokens"]),
+            masked_tokens=sum(span.end - span.start for member in members for span in member.masked),
+            loss=statistics["loss"],
+            kl=statistics.get("kl", 0.0),
+            clip_share=statistics.get("clip_share", 0.0),
+            ratio_mean=statistics.get("ratio_mean", 1.0),
+            grad_norm=statistics.get("grad_norm", 0.0),
+            lr=statistics.get("lr", 0.0),
+            score_mean=sum(member.score for member in members) / len(members),
+            lags=dict(sorted(Counter(member.lag for member in live).items())),
+            busy=(busy_from, self._clock()),
+            wait_s=busy_from - began,
+            held_s=self._intake.pacer.held_s,
+            length_bias=self._intake.pacer.length_bias,
+            dropped=dict(dropped),
+        )
 
     async def _next_batch(self, began: float) -> tuple[list[OpenedGroup], Counter[str], float]:
         """Groups to train on, what was dropped on the way, and when work on them began."""
         publisher, dropped = self._publisher, Counter[str]()
         while True:
-            deadline = began + self._config.batch_deadline_s
-            leased = await self._intake.lease(publisher.fence, publisher.head, self._unpublished, deadline)
+            start = publisher.train_start(self._unpublished)
+            leased = await self._intake.lease(publisher.fence, start, began, self._steps + 1)
             busy_from = self._clock()
             if again := self._held.intersection(group.group for group in leased):
                 raise RunFailed(f"the leases of groups {sorted(again)} ran out before they were committed")
             self._held.update(group.group for group in leased)
-            opened, refused = await self._intake.open(
-                leased, publisher.batches_of, publisher.batches + self._unpublished
-            )
+            opened, refused = await self._intake.open(leased, start)
             for group in refused:
                 _log.warning("group %d dropped (%s): %s", group.group, group.reason, group.detail)
                 await self._ledger.drop(publisher.fence, [group.group], group.reason)
@@ -221,69 +272,53 @@ class Learner:
             if opened:
                 return opened, dropped, busy_from
 
+    async def _train(self, opened: Sequence[OpenedGroup]) -> Mapping[str, float]:
+        """One optimizer step, once every rank is about to take the same one."""
+        members = [member for group in opened for member in group.members]
+        samples = [sample for member in members for sample in member.samples if sample.loss_tokens]
+        step = self._steps + 1
+        digest = step_digest([member.episode.episode_id for member in members], self.version, step)
+        self._say(f"training step {step}")
+        try:
+            await self._compute(agree, digest, self._gather)  # P13
+        except RunFailed:
+            await self.close()
+            raise
+        try:
+            return await self._compute(self._backend.step, samples, self._algorithm)
+        except ArithmeticError as error:
+            raise RunFailed(f"the learner step is not finite, the weights are as before: {error}") from error
+
     async def _publish(self) -> None:
         """Publish the present weights over all that was trained since the head, and settle when it is time."""
         publisher = self._publisher
         number = await publisher.reserve()
-        members = [member for group, _ in self._trained for member in group.members]
-        self._on_receipts(self._receipts(number))
+        self._say(f"publishing version {number}")
+        rows = receipts(self._trained, number)
+        await publisher.durably(lambda: self._compute(self._on_receipts, rows))
         await publisher.publish(
             number,
             await self._compute(self._backend.weights),
             batches=self._unpublished,
-            fates={member.episode.episode_id: Fate.TRAINED.value for member in members},
-            episode_files=sorted({member.store_file for member in members if member.store_file}),
+            consumed=consumption(self._trained, number),
         )
         self._trained, self._unpublished = [], 0
         self._held.clear()
         self._published += 1
         if self._published % self._config.checkpoint_every == 0 or self._steps == self._config.steps:
-            await publisher.settle(await self._compute(self._backend.save), self._steps)
+            await self._settle()
         await publisher.retain()
 
-    def _receipts(self, version: int) -> list[Receipt]:
-        receipts = []
-        for group, statistics in self._trained:
-            for member in group.members:
-                own = statistics.get(member.episode.episode_id, EpisodeStatistics(0, 1.0, 0.0))
-                receipts.append(
-                    Receipt(
-                        episode_id=member.episode.episode_id,
-                        version=version,
-                        advantages=member.advantages,
-                        loss_tokens=own.loss_tokens,
-                        ratio_mean=own.ratio_mean,
-                        clip_share=own.clip_share,
-                        lag=member.lag,
-                    )
-                )
-        return receipts
+    async def _settle(self) -> None:
+        self._say(f"writing checkpoint {self.version}")
+        await self._publisher.settle(await self._compute(self._backend.save), self._steps)
 
     async def _compute(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._inline:
             return function(*arguments)
         return await asyncio.to_thread(function, *arguments)
 
-    @asynccontextmanager
-    async def _leases_extended(self) -> AsyncIterator[None]:
-        """Renew held leases now, for the time since the last step may have been long, and regularly until the end."""
-        await self._renew()
-        task = asyncio.create_task(self._renew_regularly())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _renew_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._extend_every_s)
-            await self._renew()
-
-    async def _renew(self) -> None:
-        """A failure is told by what comes after: the next lease, or the commit, which checks every lease (P7)."""
-        if self._held:
-            try:
-                await self._ledger.extend(self._publisher.fence, sorted(self._held))
-            except LedgerError as error:
-                _log.warning("could not renew the learner's leases: %s", error)
+    def _say(self, state: str, waiting_for: str = "", **figures: int) -> None:
+        if self._part is not None:
+            self._part.set(state, waiting_for)
+            self._part.note(**figures)

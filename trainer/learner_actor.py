@@ -12,10 +12,16 @@ from headrace.trainer.report import StepReport
 class _LearnerActor:
     """The shell around `Learner`."""
 
-    async def start(self, build: Callable[[], Awaitable[tuple[Learner, Callable[[], Awaitable[None]]]]]) -> int:
-        """Build the learner and take the run over; returns the head."""
+    async def start(
+        self, build: Callable[[], Awaitable[tuple[Learner, Callable[[], Awaitable[None]]]]], takeover: bool = False
+    ) -> int:
+        """Build the learner and take the run over; returns the head. See `Learner.start`."""
         self._learner, self._closing = await build()
-        return await self._learner.start()
+        return await self._learner.start(takeover=takeover)
+
+    async def steps(self) -> int:
+        """See `Learner.steps`."""
+        return self._learner.steps
 
     async def step(self) -> StepReport:
         """See `Learner.step`."""

@@ -8,10 +8,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `step` counts from 1. `version` is the head after the step and `published` says whether this step made it.
     `batches` is B of the weights after the step (P14). `loss`, `kl`, `clip_share` and `ratio_mean` are means over
-    `loss_tokens`; `score_mean` is over the `episodes` of the batch, in `groups` groups. `lags` counts trained
-    episodes by lag, in learner batches. `busy` is the interval spent on the batch, computing and publishing, in
-    seconds since the epoch; `wait_s` is what was spent waiting for it. `dropped` counts groups that the learner
-    itself refused, by reason.
+    `loss_tokens`; `masked_tokens` left the loss because they were over the lag limit (P15). `episodes` of the batch
+    were trained, in `groups` groups; `score_mean` includes those whose reward only shaped the baseline. `lags` counts
+    trained episodes by lag, in learner batches. `busy` is the interval spent on the batch, computing and publishing,
+    in seconds since the epoch; `wait_s` is what was spent waiting for it, `held_s` of it with a batch at hand, for
+    groups about to be too old. `length_bias`: protected groups were given up all the same (P16). `dropped` counts
+    groups that the learner itself refused, by reason.
     """
 
     step: int
@@ -31,6 +33,9 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     lags: dict[int, int]
     busy: tuple[float, float]
     wait_s: float
+    masked_tokens: int = 0
+    held_s: float = 0.0
+    length_bias: bool = False
     dropped: dict[str, int] = {}
 
     @property

@@ -16,6 +16,7 @@ from headrace.deploy.cli.export import export
 from headrace.deploy.cli.inspect_run import inspect
 from headrace.deploy.cli.replay import replay
 from headrace.deploy.cli.sft import sft
+from headrace.deploy.cli.status import status
 from headrace.deploy.cli.train import train
 from headrace.platform.errors import ConfigError, HeadraceError, NotFound
 
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, sft, export, inspect, replay, doctor):
+for command in (train, status, sft, export, inspect, replay, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command()(compare)

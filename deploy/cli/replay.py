@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json, recipes_dir
+from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json
 
 
 def replay(
@@ -20,13 +20,13 @@ def replay(
     """
     from headrace.actors.replay import replay_episode
     from headrace.actors.worlds import Worlds
-    from headrace.platform.config.load import load_recipe
+    from headrace.platform.config.load import config_from_text
     from headrace.platform.errors import NotFound
     from headrace.platform.store.episodes import EpisodeStore
     from headrace.platform.store.run_root import RunRoot
 
     root = RunRoot.find(runs_dir, run)
-    config = load_recipe(root.join("config.yaml"), [], recipes_dir())
+    config = config_from_text(root.read_config(), [], f"{root.name}/config.yaml")
     stored = EpisodeStore(root.url).find(episode)
     named = [each for each in config.environments if each.known_as == stored.task.environment]
     if not named:

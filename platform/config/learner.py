@@ -44,6 +44,8 @@ class LearnerConfig(StrictModel):
     """Published versions between two complete checkpoints."""
     keep_versions: int = Field(3, ge=1)
     """Newest versions whose weights are kept besides checkpoints and pinned ones."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest complete checkpoints kept."""
     batch_deadline_s: float = Field(120.0, gt=0)
     """How long the learner waits for a batch before the run fails by name."""
     threads: int = Field(1, ge=1)

@@ -39,6 +39,19 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], recipes_dir: Path) 
         data = _around_environment(name_or_path)
     else:
         data = _read(_find(name_or_path, recipes_dir, Path()), recipes_dir, ())
+    return _validated(data, overrides, f"recipe {name_or_path}")
+
+
+def config_from_text(text: str, overrides: Sequence[str], name: str) -> RunConfig:
+    """The configuration that `dump_yaml` wrote, with `key=value` overrides; `name` is for messages. Raises ConfigError
+    that lists all that is wrong."""
+    data = parse_yaml(text)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} must hold keys and values")
+    return _validated(data, overrides, name)
+
+
+def _validated(data: dict[str, Any], overrides: Sequence[str], name: str) -> RunConfig:
     wrong = apply_overrides(data, overrides)
     data = _with_files_here(_with_absolute_paths(data, Path()))
     wrong += [_spelled_out(path) for path, text in _strings(data) if literal_password(text)]
@@ -48,7 +61,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str], recipes_dir: Path) 
         wrong += problems(error, RunConfig, data)
     if wrong:
         count = "1 error" if len(wrong) == 1 else f"{len(wrong)} errors"
-        raise ConfigError(f"recipe {name_or_path}: {count}\n" + "\n".join(f"  - {line}" for line in wrong))
+        raise ConfigError(f"{name}: {count}\n" + "\n".join(f"  - {line}" for line in wrong))
     return config
 
 

@@ -46,6 +46,8 @@ class RuntimeConfig(StrictModel):
     """`ray`: one process per part. `inprocess`: all in this process, without a server; deterministic."""
     ray_address: str = ""
     """Join this cluster; empty starts a local one."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a part that died is started again without a learner step in between; then the run ends by name."""
 
 
 class RunConfig(StrictModel):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.platform.errors import CommitRefused, LedgerError
-from headrace.platform.records.delivery import CommitRequest, LedgerLimits, Outcome, Submission
+from headrace.platform.ledger.policy import NO_VERSION
+from headrace.platform.records.delivery import Chain, CommitRequest, LedgerLimits, Outcome, Submission
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason, DropReason, Fate, Purpose
 
@@ -35,10 +36,26 @@ def ending_fate(submission: Submission) -> str:
     return f"{Fate.CANCELLED}:{submission.reason or CancelReason.STOPPED}"
 
 
+def check_holder(holder: str) -> None:
+    """Raises LedgerError for a holder without a name: its leases would be nobody's."""
+    if not holder:
+        raise LedgerError("whoever holds a lease needs a name")
+
+
 def check_admission(limits: LedgerLimits, size: int) -> None:
     """Raises LedgerError for a group that could never be trained."""
     if size < max(limits.min_group, 1):
         raise LedgerError(f"a group of {size} can never reach the least group size of {limits.min_group}")
+
+
+def check_chain(chain: Chain) -> None:
+    """Raises LedgerError for a chain without its own head, or with a fate that no commit gives."""
+    if chain.head != NO_VERSION and all(version.number != chain.head for version in chain.versions):
+        raise LedgerError(f"the chain's head is version {chain.head}, but it does not have that version")
+    for group in chain.consumed:
+        for member in group.members:
+            if member.fate not in _COMMIT_FATES or not 0 <= member.sample < group.size:
+                raise LedgerError(f"sample {member.sample} of group {group.group} cannot have ended as {member.fate!r}")
 
 
 def check_page(limit: int) -> None:

@@ -5,18 +5,18 @@ The rules are those of `MemoryLedger`; the conformance suite and the model test 
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain as chained
 from typing import Any
 
 import msgspec
 
 from headrace.platform.errors import ConfigError
 from headrace.platform.ledger.checks import (
-    IN_FLIGHT,
-    TRAINED,
     check_admission,
+    check_chain,
     check_drop_reason,
+    check_holder,
     check_page,
     check_submissions,
     ending_fate,
@@ -25,9 +25,20 @@ from headrace.platform.ledger.checks import (
 from headrace.platform.ledger.fate_log import fate_row
 from headrace.platform.ledger.policy import NO_VERSION
 from headrace.platform.ledger.redis_link import RedisLink
+from headrace.platform.ledger.redis_replies import (
+    StoredSlot,
+    pack,
+    payload_key,
+    read_group,
+    read_stats,
+    read_tickets,
+    rows,
+)
 from headrace.platform.records.delivery import (
     Admission,
+    AtRisk,
     CancelNotice,
+    Chain,
     CommitRequest,
     GroupTicket,
     LeasedGroup,
@@ -44,10 +55,12 @@ from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason
 from headrace.platform.records.tables import FateRow
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the keys that the scripts write; connections of another schema are refused."""
 _WATCH_SLICE_S = 1.0
 """Longest blocking read of `watch_head`: well below the deadline of a call."""
+_PAYLOADS_PER_READ = 64
+"""One reply of some megabytes at most."""
 
 
 class RedisLedger:
@@ -66,14 +79,15 @@ class RedisLedger:
 
         Raises:
             ConfigError: the run has other limits, or keys of another schema.
-            LedgerError: no server, a wrong password, or a server that may evict keys.
+            LedgerAway: no server.
+            LedgerError: a wrong password, or a server that may evict keys.
             DeadlineExceeded: something listens but does not answer.
         """
         link = await RedisLink.connect(url, run, deadline_s=connect_deadline_s)
         try:
             wanted = {"schema_version": SCHEMA_VERSION} | msgspec.structs.asdict(limits)
             pairs = ((name, format(float(value), ".17g")) for name, value in wanted.items())
-            differing = [text.decode() for text in await link.transition("open", *chain.from_iterable(pairs))]
+            differing = [text.decode() for text in await link.open([*chained.from_iterable(pairs)])]
             if differing:
                 raise ConfigError(_mismatch(run, differing))
         except BaseException:
@@ -81,70 +95,105 @@ class RedisLedger:
             raise
         return cls(link, run, limits)
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What the user should know of the server."""
+        return self._link.warnings
+
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    async def admit(self, version: int, size: int, groups: int) -> Admission:
+    async def admit(self, version: int, size: int, groups: int, holder: str) -> Admission:
         """See `Ledger.admit`."""
         check_admission(self._limits, size)
-        refusal, *flat = await self._link.transition("admit", version, size, groups)
-        tickets = tuple(
-            GroupTicket(
-                group=int(group),
-                size=size,
-                version=version,
-                dispatched_s=float(dispatched_s),
-                deadline_s=float(deadline_s),
-            )
-            for group, dispatched_s, deadline_s in _rows(flat, 3)
-        )
+        check_holder(holder)
+        refusal, packed = await self._link.transition("admit", version, size, groups, holder)
+        tickets = tuple(GroupTicket(**ticket._asdict()) for ticket in read_tickets(packed))
         return Admission(tickets, Refusal(refusal.decode()))
+
+    async def renew(self, holder: str, groups: Sequence[int]) -> Sequence[CancelNotice]:
+        """See `Ledger.renew`."""
+        check_holder(holder)
+        flat = await self._link.transition("renew", holder, *groups)
+        return [CancelNotice(int(group), CancelReason(reason.decode())) for group, reason in rows(flat, 2)]
+
+    async def disown(self, holder: str) -> None:
+        """See `Ledger.disown`."""
+        check_holder(holder)
+        await self._link.transition("disown", holder)
 
     async def put(self, submissions: Sequence[Submission]) -> Sequence[PutReply]:
         """See `Ledger.put`."""
         check_submissions(self._run, submissions)
-        flat = await self._link.transition("put", *chain.from_iterable(map(_flat_submission, submissions)))
-        return [PutReply(Verdict(verdict.decode()), attempt) for verdict, attempt in _rows(flat, 2)]
+        packed = pack([_as_map(submission) for submission in submissions])
+        payloads = {
+            payload_key(submission.attempt_id.group, submission.attempt_id.sample, submission.payload_hash): payload
+            for submission in submissions
+            if (payload := _payload(submission))
+        }
+        flat = await self._link.transition_with(payloads, "put", packed)
+        return [PutReply(Verdict(verdict.decode()), attempt) for verdict, attempt in rows(flat, 2)]
 
-    async def cancelled(self, groups: Sequence[int]) -> Sequence[CancelNotice]:
-        """See `Ledger.cancelled`."""
-        flat = await self._link.transition("cancelled", *groups)
-        return [CancelNotice(int(group), CancelReason(reason.decode())) for group, reason in _rows(flat, 2)]
+    async def allow(self, environment: str, versions: Sequence[str]) -> None:
+        """See `Ledger.allow`."""
+        await self._link.transition("allow", environment, *versions)
 
     # --- the learner --------------------------------------------------------------------------------------------------
 
-    async def acquire_learner(self, holder: str) -> int:
+    async def acquire_learner(self, holder: str, takeover: bool = False) -> int:
         """See `Ledger.acquire_learner`."""
-        return int((await self._link.transition("acquire", holder))[0])
+        check_holder(holder)
+        return int((await self._link.transition("acquire", holder, int(takeover)))[0])
 
     async def lease(self, fence: int, parent: int, ahead: int, count: int) -> Sequence[LeasedGroup]:
-        """See `Ledger.lease`."""
+        """See `Ledger.lease`. Raises LedgerError when `parent` was never committed."""
         flat = await self._link.transition("lease", fence, parent, ahead, count)
+        leased = [(read_group(packed), lag) for packed, lag in rows(flat, 2)]
+        payloads = await self._payloads([key for group, _ in leased for key in group.payload_keys()])
         return [
             LeasedGroup(
-                group=int(group),
-                version=int(version),
+                group=group.number,
+                position=group.position,
+                size=group.size,
+                version=group.version,
                 lag=lag,
-                deliveries=deliveries,
-                dispatched_s=float(dispatched_s),
-                members=tuple(self._member(int(group), *row) for row in _rows(members, 6)),
+                deliveries=group.deliveries,
+                dispatched_s=group.dispatched,
+                members=tuple(
+                    self._member(group.number, sample, slot, payloads)
+                    for sample, slot in enumerate(group.slots)
+                    if slot.is_done
+                ),
             )
-            for group, version, lag, deliveries, dispatched_s, members in _rows(flat, 6)
+            for group, lag in leased
         ]
 
-    def _member(
-        self, group: int, sample: int, attempt: bytes, payload: bytes, store_file: bytes, score: bytes, oldest: bytes
-    ) -> LeasedMember:
+    async def _payloads(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The payloads of leased slots. They do not change while the lease lasts; one that is gone is in its file."""
+        found: list[bytes | None] = []
+        for first in range(0, len(keys), _PAYLOADS_PER_READ):
+            page = (self._link.prefix + key for key in keys[first:][:_PAYLOADS_PER_READ])
+            found += await self._link.read("payloads", "MGET", *page)
+        return {key: payload for key, payload in zip(keys, found, strict=True) if payload is not None}
+
+    def _member(self, group: int, sample: int, slot: StoredSlot, payloads: dict[str, bytes]) -> LeasedMember:
         return LeasedMember(
-            attempt_id=AttemptId(self._run, group, sample, int(attempt)),
-            payload=payload,
-            store_file=store_file.decode(),
-            score=float(score),
-            oldest_version=int(oldest),
+            attempt_id=AttemptId(self._run, group, sample, slot.attempt),
+            payload=payloads.get(payload_key(group, sample, slot.hash), b""),
+            payload_hash=slot.hash,
+            store_file=slot.file,
+            score=slot.score,
+            oldest_version=slot.oldest,
+            newest_version=slot.newest,
         )
 
-    async def extend(self, fence: int, groups: Sequence[int]) -> None:
+    async def at_risk(self, fence: int, parent: int, ahead: int, count: int) -> AtRisk:
+        """See `Ledger.at_risk`. Raises LedgerError when `parent` was never committed."""
+        playing, ready, protected = await self._link.transition("at_risk", fence, parent, ahead, count)
+        return AtRisk(playing=playing, ready=ready, protected=protected)
+
+    async def extend(self, fence: int, groups: Sequence[int], exactly: bool = False) -> None:
         """See `Ledger.extend`. Raises LedgerError, changing nothing, when one of `groups` is no longer leased."""
-        await self._link.transition("extend", fence, *groups)
+        await self._link.transition("extend", fence, int(exactly), *groups)
 
     async def release(self, fence: int, groups: Sequence[int]) -> None:
         """See `Ledger.release`. Groups that are no longer leased are passed over."""
@@ -154,14 +203,13 @@ class RedisLedger:
         """See `Ledger.drop`. Raises LedgerError, changing nothing, for an unknown reason or a group not leased."""
         await self._link.transition("drop", fence, check_drop_reason(reason), *groups)
 
-    async def stage(self, fence: int) -> int:
+    async def stage(self, fence: int, floor: int = 0) -> int:
         """See `Ledger.stage`."""
-        return int((await self._link.transition("stage", fence))[0])
+        return int((await self._link.transition("stage", fence, floor))[0])
 
     async def commit(self, request: CommitRequest) -> None:
         """See `Ledger.commit`."""
-        named = fates_by_group(self._run, request)
-        rows: Iterator[tuple[int | str, ...]] = ((group, *fate) for group, fates in named.items() for fate in fates)
+        fates = fates_by_group(self._run, request)
         await self._link.transition(
             "commit",
             request.fence,
@@ -169,7 +217,7 @@ class RedisLedger:
             request.parent,
             request.content_hash,
             request.batches,
-            *chain.from_iterable(rows),
+            pack(list(fates.items())),
         )
 
     async def settle(self, fence: int, version: int) -> None:
@@ -190,7 +238,8 @@ class RedisLedger:
         while True:
             # The position is read before the head, so that a move between the two ends the blocking read at once.
             newest: Any = await self._link.command("watch", client.xrevrange(stream, count=1))
-            head = await self._head()
+            (number,) = await self._link.transition("head")
+            head = None if number == NO_VERSION else int(number)
             left_s = end_s - loop.time()
             if head != after or left_s <= 0:
                 return head
@@ -198,41 +247,26 @@ class RedisLedger:
             wait_ms = max(int(min(left_s, _WATCH_SLICE_S) * 1000), 1)
             await self._link.command("watch", client.xread({stream: position}, count=1, block=wait_ms))
 
-    async def _head(self) -> int | None:
-        head: Any = await self._link.command("head", self._link.client.hget(f"{self._link.prefix}meta", "head"))
-        return None if head is None else int(head)
-
     async def stop(self, reason: str) -> None:
         """See `Ledger.stop`."""
         await self._link.transition("stop", reason or CancelReason.STOPPED)
 
+    async def confirm(self, newest: int, content_hash: str) -> bool:
+        """See `Ledger.confirm`."""
+        return bool((await self._link.transition("confirm", newest, content_hash))[0])
+
+    async def reconcile(self, chain: Chain) -> None:
+        """See `Ledger.reconcile`."""
+        check_chain(chain)
+        await self._link.transition("reconcile", pack(chain))
+
+    async def durable(self, timeout_s: float) -> bool:
+        """See `Ledger.durable`."""
+        return await self._link.durable(timeout_s)
+
     async def stats(self) -> LedgerStats:
         """See `Ledger.stats`."""
-        fates, refused, head, batches, opened, ready, leased, consumed, stopped, counts = await self._link.transition(
-            "stats"
-        )
-        fence, sequence, dispatched, zero_variance, score_sum, score_count, payload_bytes, revision = (
-            value or b"0" for value in counts
-        )
-        return LedgerStats(
-            dispatched=int(dispatched),
-            fates={TRAINED: 0, IN_FLIGHT: 0} | {name: count for name, count in _counts(fates).items() if count},
-            refused=_counts(refused),
-            head=None if head == NO_VERSION else head,
-            head_batches=batches,
-            fence=int(fence),
-            dispatch_sequence=int(sequence),
-            groups_open=opened,
-            groups_ready=ready,
-            groups_leased=leased,
-            groups_consumed=consumed,
-            zero_variance_since_commit=int(zero_variance),
-            score_sum=float(score_sum),
-            score_count=int(score_count),
-            payload_bytes=int(payload_bytes),
-            revision=int(revision),
-            stopped=bool(stopped),
-        )
+        return read_stats(await self._link.transition("stats"))
 
     async def fates(self, after: int, limit: int) -> tuple[Sequence[FateRow], int]:
         """See `Ledger.fates`."""
@@ -246,40 +280,40 @@ class RedisLedger:
 
     async def set_clock(self, now_s: float | None) -> None:
         """For tests and simulations: the run's scripts take `now_s` for the server's time; None ends that."""
-        key, client = f"{self._link.prefix}clock", self._link.client
-        await self._link.command("clock", client.delete(key) if now_s is None else client.set(key, repr(now_s)))
+        key, client = f"{self._link.prefix}meta", self._link.client
+        change: Any = client.hdel(key, "clock") if now_s is None else client.hset(key, "clock", repr(now_s))
+        await self._link.command("clock", change)
 
     async def close(self) -> None:
         """Release connections."""
         await self._link.close()
 
 
-def _rows(flat: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
-    return zip(*[iter(flat)] * width, strict=True)
-
-
-def _counts(flat: Sequence[bytes]) -> dict[str, int]:
-    return {name.decode(): int(count) for name, count in _rows(flat, 2)}
-
-
-def _flat_submission(submission: Submission) -> tuple[str | bytes | int, ...]:
-    """The eleven arguments of lua/put.lua."""
+def _as_map(submission: Submission) -> dict[str, str | int | float]:
+    """One of the packed list of lua/put.lua."""
     attempt_id, done = submission.attempt_id, submission.outcome is Outcome.DONE
-    return (
-        attempt_id.group,
-        attempt_id.sample,
-        attempt_id.attempt,
-        submission.outcome,
-        "" if done else ending_fate(submission),
-        int(submission.retryable),
-        submission.payload_hash,
-        submission.payload,
-        submission.store_file,
-        repr(float(submission.score)),
-        submission.oldest_version,
-    )
+    return {
+        "group": attempt_id.group,
+        "sample": attempt_id.sample,
+        "attempt": attempt_id.attempt,
+        "outcome": submission.outcome.value,
+        "fate": "" if done else ending_fate(submission),
+        "retryable": submission.retryable,
+        "hash": submission.payload_hash,
+        "file": submission.store_file,
+        "score": float(submission.score),
+        "oldest": submission.oldest_version,
+        "newest": submission.newest_version,
+        "environment": submission.environment,
+        "bytes": len(_payload(submission)),
+    }
+
+
+def _payload(submission: Submission) -> bytes:
+    """What the ledger keeps of it: only a finished episode has something to deliver."""
+    return submission.payload if submission.outcome is Outcome.DONE else b""
 
 
 def _mismatch(run: str, differing: Sequence[str]) -> str:
-    texts = ", ".join(f"{name} is {found} there and {wanted} here" for name, found, wanted in _rows(differing, 3))
+    texts = ", ".join(f"{name} is {found} there and {wanted} here" for name, found, wanted in rows(differing, 3))
     return f"run {run} has other queue limits: {texts}. Connect with its limits, or start another run."

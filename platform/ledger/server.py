@@ -2,10 +2,14 @@
 
 Owns one child process, its socket folder and nothing else. The server listens on a unix socket that only this user can
 reach, or on loopback with a random password; it keeps an append-only file in the given folder and dies with the
-process that started it.
+process that started it. It may be started again at the same address after it died.
+
+Only one server writes to a folder: it has `server.lock` open, with a lock that ends when the last process of the server
+ends, however that comes about.
 """
 
 import ctypes
+import fcntl
 import importlib.util
 import os
 import secrets
@@ -25,6 +29,8 @@ _SOCKET_PATH_LIMIT = 107
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.01
 _CLOSE_DEADLINE_S = 5.0
+_LOCK_DEADLINE_S = 3.0
+"""How long a server whose parent has died may take to end."""
 _LOCALHOST = "127.0.0.1"
 
 
@@ -75,11 +81,17 @@ class EmbeddedServer:
     def _socket_path(self) -> str:
         return str(self._socket_dir / "s") if self._socket_dir else ""
 
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs; a stopped (SIGSTOP) one does."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> str:
         """Start the server and return its url once it answers; an append-only file in the folder is loaded.
 
         Raises:
-            LedgerError: it ended, or was running already; the message has the last lines of its log.
+            LedgerError: it ended, or was running already, or another one has the folder; the message has the last
+                lines of its log, or names the other's pid.
             DeadlineExceeded: it does not answer in time.
         """
         if self._process is not None:
@@ -97,19 +109,59 @@ class EmbeddedServer:
             raise
         return self.url
 
+    def restart(self) -> str:
+        """Start the server again, over the same folder and at the same url, after its process has died.
+
+        Raises:
+            LedgerError, DeadlineExceeded: as `start`; or it still runs, or was never started or was closed. It may be
+                tried again.
+        """
+        if self._process is None or self.alive:
+            raise LedgerError("the embedded server has not died")
+        self._spawn()
+        self._wait_ready()
+        return self.url
+
     def _spawn(self) -> None:
-        # The configuration goes through standard input: the command line is for everyone on the machine to read.
-        self._process = subprocess.Popen(
-            [str(self._binary), "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_die_with_parent(),
-        )
+        lock = self._lock()
+        try:
+            # The configuration goes through standard input: the command line is for everyone on the machine to read.
+            self._process = subprocess.Popen(
+                [str(self._binary), "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+                pass_fds=(lock,),
+            )
+            os.truncate(lock, 0)
+            os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
+        finally:
+            # The server keeps its copy open, and with it the lock.
+            os.close(lock)
         assert self._process.stdin is not None
         with self._process.stdin as stdin:
             stdin.write(self._configuration().encode())
+
+    def _lock(self) -> int:
+        """The folder's lock file, open and locked."""
+        path = self._directory / "server.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        end_s = time.monotonic() + _LOCK_DEADLINE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    pid = path.read_text("utf-8").strip() or "unknown"
+                    os.close(lock)
+                    raise LedgerError(
+                        f"another server, pid {pid}, has the queue in {self._directory}: its run is still going on, or"
+                        " was left behind; end it first"
+                    ) from None
+            time.sleep(_POLL_S)
 
     def _configuration(self) -> str:
         lines = [

@@ -1,4 +1,5 @@
-"""The metrics file of a run: one JSON object a line, added as things happen.
+"""The metrics file of a run: one JSON object a line, added as things happen; on an object store it is kept in segments
+(`platform/store/lines.py`).
 
 It fails open: metrics that cannot be written are counted, never raised, so that a full disk does not end a run here.
 """
@@ -10,7 +11,8 @@ from typing import Any, TypeAlias
 
 from headrace.platform.contracts import Clock
 from headrace.platform.observability.names import Metric
-from headrace.platform.store.files import append_lines, open_url
+from headrace.platform.store.files import open_url
+from headrace.platform.store.lines import LineWriter, line_files, read_files
 
 Value: TypeAlias = float | int | str | Mapping[Any, float]
 
@@ -27,7 +29,7 @@ class MetricsFile:
     """
 
     def __init__(self, url: str, clock: Clock, strict: bool = False) -> None:
-        self._url = url
+        self._writer = LineWriter(*open_url(url))
         self._clock = clock
         self._strict = strict
         self.write_errors = 0
@@ -44,21 +46,28 @@ class MetricsFile:
             else:
                 self.unknown_names += 1
         try:
-            fs, path = open_url(self._url)
-            append_lines(fs, path, json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._writer.append(json.dumps(record, allow_nan=False).encode() + b"\n")
         except Exception:  # whatever a file system raises: metrics fail open
             self.write_errors += 1
 
 
 def read_metrics(url: str) -> Iterator[dict[str, Any]]:
-    """The records of a metrics file in order. A line that a crash tore is left out."""
+    """The records of a metrics file in order. A line that a crash tore is left out.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     fs, path = open_url(url)
-    for line in fs.cat_file(path).split(b"\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        yield record
+    files = line_files(fs, path)
+    if not files:
+        raise FileNotFoundError(f"there are no metrics at {url}")
+    for _, data in read_files(fs, files):
+        for line in data.split(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            yield record
 
 
 def _plain(value: Value) -> Any:

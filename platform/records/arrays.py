@@ -17,6 +17,8 @@ F32 = npt.NDArray[np.float32]
 
 _DTYPE_OF_CODE: dict[int, np.dtype[Any]] = {1: np.dtype("<i4"), 2: np.dtype("u1"), 3: np.dtype("<f4")}
 _CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
+# Bound once: an episode has dozens of arrays, and the hooks below are half of what its codec costs.
+_Ext, _frombuffer = msgspec.msgpack.Ext, np.frombuffer
 
 
 def i32(values: Sequence[int] | I32) -> I32:
@@ -35,8 +37,8 @@ def enc_hook(value: object) -> msgspec.msgpack.Ext:
     Raises:
         NotImplementedError: for any other type, or an array of another dtype.
     """
-    if isinstance(value, np.ndarray) and value.dtype in _CODE_OF_DTYPE:
-        return msgspec.msgpack.Ext(_CODE_OF_DTYPE[value.dtype], np.ascontiguousarray(value).data)
+    if isinstance(value, np.ndarray) and (code := _CODE_OF_DTYPE.get(value.dtype)):
+        return _Ext(code, value.tobytes())
     raise NotImplementedError(f"headrace records hold i32, u8 and f32 arrays; cannot encode {type(value).__name__}")
 
 
@@ -48,4 +50,4 @@ def ext_hook(code: int, data: memoryview) -> npt.NDArray[Any]:
     """
     if code not in _DTYPE_OF_CODE:
         raise ValueError(f"unknown array code {code}; this message was not written by headrace")
-    return np.frombuffer(data, dtype=_DTYPE_OF_CODE[code])
+    return _frombuffer(data, _DTYPE_OF_CODE[code])

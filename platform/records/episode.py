@@ -110,6 +110,11 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
         return min((v for turn in self.turns if (v := turn.oldest_version) is not None), default=None)
 
     @property
+    def newest_version(self) -> int | None:
+        """The highest version over all action tokens, None for an episode without any."""
+        return max((span.version.number for turn in self.turns for span in turn.version_spans), default=None)
+
+    @property
     def action_tokens(self) -> int:
         """How many tokens the policy sampled."""
         return sum(int(turn.action_mask.sum()) for turn in self.turns)

@@ -132,6 +132,8 @@ class DropReason(StrEnum):
     """Why an attempt that was played was not trained."""
 
     LAG = "lag"
+    AGE = "age"
+    ENVIRONMENT = "environment"
     ZERO_VARIANCE = "zero_variance"
     TOO_FEW = "too_few"
     FIDELITY = "fidelity"
@@ -147,3 +149,4 @@ class CancelReason(StrEnum):
     STOPPED = "stopped"
     ROLLED_BACK = "rolled_back"
     LAG = "lag"
+    SUPERSEDED = "superseded"

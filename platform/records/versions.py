@@ -2,6 +2,8 @@
 
 import msgspec
 
+from headrace.platform.records.delivery import ChainGroup
+
 
 class VersionRef(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
     """A committed policy version.
@@ -33,10 +35,11 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The durable statement that a version exists (P6, P8): written exclusively, last, and never changed.
 
     `batches` is B(w) of P14: learner batches applied along this version's lineage. `consumed` names every attempt
-    that the commit consumed with its fate, and `episode_files` the stored files that hold their payloads.
+    that the commit consumed with its fate, and `episode_files` the stored files that hold their payloads; `groups`
+    says what a ledger that lost them must know to deliver those attempts once more.
     """
 
-    schema_version: int = msgspec.field(default_factory=lambda: 1)
+    schema_version: int = msgspec.field(default_factory=lambda: 2)
     ref: VersionRef
     parent: int | None
     parent_hash: str
@@ -48,4 +51,5 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     files: dict[str, str] = {}
     consumed: dict[str, str] = {}
     episode_files: tuple[str, ...] = ()
+    groups: tuple[ChainGroup, ...] = ()
     created_at_s: float = 0.0

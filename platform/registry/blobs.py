@@ -1,64 +1,83 @@
 """Durable files below one root, on any fsspec URL. Blocking; the registry calls it from a thread.
 
 On local disk every file and folder is synced before the call returns (P8). Object stores are durable once a write
-succeeds. Nothing below the root is ever renamed.
+succeeds. Nothing below the root is ever renamed. A full disk of a local root is raised as DiskFull (P23); copies in a
+node's cache make way for one another.
 """
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from headrace.platform.errors import RegistryError
+from headrace.platform.errors import DiskFull, RegistryError
 from headrace.platform.registry.hashing import file_hash
+from headrace.platform.store.files import is_local, open_url, put
+from headrace.platform.store.full_disk import named_when_full
+
+_log = logging.getLogger(__name__)
 
 
 class BlobStore:
     """Reads and writes paths relative to `root_url`."""
 
     def __init__(self, root_url: str) -> None:
-        self._fs: Any
-        self._fs, self._root = fsspec.core.url_to_fs(root_url)
-        self.is_local = isinstance(self._fs, LocalFileSystem)
+        self._fs, self._root = open_url(root_url)
+        self.is_local = is_local(self._fs)
 
     def full(self, path: str) -> str:
         """The path as the file system knows it."""
-        return f"{self._root.rstrip('/')}/{path}"
+        return f"{self._root}/{path}"
 
     def write_folder(self, path: str, files: Mapping[str, bytes]) -> None:
-        """Write `files` into the folder `path`, durably."""
-        folder = self.full(path)
-        self._fs.makedirs(folder, exist_ok=True)
-        for name, data in files.items():
-            if self.is_local:
-                _write_synced(Path(folder, name), data, exclusive=False)
-            else:
-                self._fs.pipe_file(f"{folder}/{name}", data)
-        if self.is_local:
-            _sync_folder(Path(folder))
-            _sync_folder(Path(folder).parent)
+        """Write `files` into the folder `path`, durably. Raises DiskFull; another try writes over what is there."""
+        if not self.is_local:
+            for name, data in files.items():
+                put(self._fs, f"{self.full(path)}/{name}", data)
+            return
+        folder = Path(self.full(path))
+        with named_when_full(self._root):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, data in files.items():
+                with (folder / name).open("wb") as file:
+                    _write_synced(file, data)
+            _sync_folder(folder)
+            _sync_folder(folder.parent)
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that must not exist yet, durably. Raises FileExistsError."""
+        """Write a file that must not exist yet, durably. Raises FileExistsError, or DiskFull, and then the file does
+        not exist."""
         full = self.full(path)
-        self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
         if self.is_local:
-            _write_synced(Path(full), data, exclusive=True)
-            _sync_folder(Path(full).parent)
+            with named_when_full(self._root):
+                _create_synced(Path(full), data)
         elif self._fs.exists(full):
             raise FileExistsError(full)
         else:
             # Stores that can write conditionally do; for others the fence keeps a second writer away (P7).
-            self._fs.pipe_file(full, data, mode="create")
+            put(self._fs, full, data, mode="create")
 
     def read(self, path: str) -> bytes:
         """A file's bytes. Raises FileNotFoundError."""
         return bytes(self._fs.cat_file(self.full(path)))
+
+    def read_many(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """The bytes of those of `paths` that exist; at once, where the store can."""
+        full = [self.full(path) for path in paths]
+        found = self._fs.cat_ranges(full, None, None, on_error="return")
+        for data in found:
+            if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
+                raise data
+        return {path: bytes(data) for path, data in zip(paths, found, strict=True) if not isinstance(data, Exception)}
+
+    def has_folder(self, path: str) -> bool:
+        """Whether there is anything in a folder, or it is an empty one."""
+        self._fs.invalidate_cache()
+        return bool(self._fs.isdir(self.full(path)))
 
     def names(self, path: str) -> list[str]:
         """The names in a folder, sorted; none when it does not exist."""
@@ -69,8 +88,9 @@ class BlobStore:
             return []
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and what is in it."""
-        self._fs.rm(self.full(path), recursive=True)
+        """Remove a folder and what is in it; fine when somebody else has done so."""
+        with suppress(FileNotFoundError):
+            self._fs.rm(self.full(path), recursive=True)
 
     def verify(self, path: str, hashes: Mapping[str, str]) -> str:
         """The local folder behind `path`, its files checked. Raises RegistryError naming a missing or altered file."""
@@ -79,12 +99,29 @@ class BlobStore:
         return self.full(path)
 
     def copy_verified(self, path: str, hashes: Mapping[str, str], cache: Path) -> str:
-        """A checked copy of the folder below `cache`, made at most once per node. Raises RegistryError."""
+        """A checked copy of the folder below `cache`, made at most once per node.
+
+        Where the disk is full, the other copies below `cache` make way: all can be had again.
+
+        Raises:
+            RegistryError: a file is missing or altered.
+            DiskFull: there is no room even so.
+        """
         target = cache / path
         if target.is_dir():
             if all((target / name).exists() for name in hashes) and _matches(target, hashes):
                 return str(target)
             shutil.rmtree(target)
+        try:
+            with named_when_full(cache):
+                return self._copy(path, hashes, target)
+        except DiskFull as error:
+            _log.warning("the copies of other versions are removed: %s", error)
+            shutil.rmtree(cache, ignore_errors=True)
+            with named_when_full(cache):
+                return self._copy(path, hashes, target)
+
+    def _copy(self, path: str, hashes: Mapping[str, str], target: Path) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
         try:
@@ -114,11 +151,21 @@ def _matches(folder: Path, hashes: Mapping[str, str]) -> bool:
     return all(file_hash((folder / name).read_bytes()) == expected for name, expected in hashes.items())
 
 
-def _write_synced(path: Path, data: bytes, *, exclusive: bool) -> None:
-    with path.open("xb" if exclusive else "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _create_synced(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        try:
+            _write_synced(file, data)
+        except OSError:
+            path.unlink()
+            raise
+    _sync_folder(path.parent)
+
+
+def _write_synced(file: IO[bytes], data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,9 +1,23 @@
 """Names and hashes of a version's files: one definition for writers and readers."""
 
 import hashlib
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from headrace.platform.errors import RegistryError
+
+EPOCHS = "versions/epochs"
+"""The folder of the claimed epochs, below the root."""
+_MANIFEST = re.compile(r"(\d{6,})\.json")
+_BLOB = re.compile(r"f(\d+)-v(\d+)")
+
+
+class Blob(NamedTuple):
+    """The files of version `number`, as whoever had `fence` wrote them."""
+
+    fence: int
+    number: int
 
 
 def file_hash(data: bytes) -> str:
@@ -33,3 +47,20 @@ def blob_folder(number: int, fence: int) -> str:
 def manifest_file(number: int) -> str:
     """Where a version's manifest lies, below the root."""
     return f"versions/{number:06d}.json"
+
+
+def epoch_file(epoch: int) -> str:
+    """What claims an epoch by being there, below the root."""
+    return f"{EPOCHS}/{epoch:06d}"
+
+
+def blob_of(name: str) -> "Blob | None":
+    """Whose files lie in `versions/NAME`; None when that is no blob's folder."""
+    found = _BLOB.fullmatch(name)
+    return Blob(int(found[1]), int(found[2])) if found else None
+
+
+def manifest_of(name: str) -> int | None:
+    """The version whose manifest is `versions/NAME`; None when that is no manifest."""
+    found = _MANIFEST.fullmatch(name)
+    return int(found[1]) if found else None

@@ -13,8 +13,16 @@ from pathlib import Path
 from headrace.platform.contracts import Clock, Ledger
 from headrace.platform.errors import NotFound, RegistryError
 from headrace.platform.records.versions import VersionManifest
-from headrace.platform.registry.hashing import blob_folder, check_file_name, content_hash, file_hash
+from headrace.platform.registry.hashing import (
+    Blob,
+    blob_folder,
+    blob_of,
+    check_file_name,
+    content_hash,
+    file_hash,
+)
 from headrace.platform.registry.pins import MemoryPins
+from headrace.platform.registry.retention import dead_orphans, unwanted
 from headrace.platform.registry.watching import wait_committed
 
 
@@ -26,6 +34,8 @@ class MemoryRegistry:
         self._pins = MemoryPins(clock)
         self._blobs: dict[str, dict[str, bytes]] = {}
         self._manifests: dict[int, VersionManifest] = {}
+        self._highest = -1
+        self._epoch = 0
         self._root = Path(tempfile.mkdtemp(prefix="headrace-versions-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
 
@@ -35,6 +45,7 @@ class MemoryRegistry:
             check_file_name(name)
         path = blob_folder(number, fence)
         self._blobs[path] = dict(files)
+        self._highest = max(self._highest, number)
         hashes = {name: file_hash(data) for name, data in files.items()}
         return path, hashes, content_hash(hashes)
 
@@ -43,6 +54,7 @@ class MemoryRegistry:
         number = manifest.ref.number
         if self._manifests.setdefault(number, manifest) != manifest:
             raise RegistryError(f"version {number} has another manifest already")
+        self._highest = max(self._highest, number)
 
     async def open(self, version: int) -> tuple[VersionManifest, str]:
         """See `VersionRegistry.open`."""
@@ -70,6 +82,19 @@ class MemoryRegistry:
         """See `VersionRegistry.latest`."""
         return self._manifests[max(self._manifests)] if self._manifests else None
 
+    async def manifests(self, after: int = -1) -> Sequence[VersionManifest]:
+        """See `VersionRegistry.manifests`."""
+        return [self._manifests[number] for number in sorted(self._manifests) if number > after]
+
+    async def highest_number(self) -> int:
+        """See `VersionRegistry.highest_number`."""
+        return self._highest
+
+    async def claim_epoch(self) -> int:
+        """See `VersionRegistry.claim_epoch`."""
+        self._epoch += 1
+        return self._epoch
+
     async def watch(self, after: int, timeout_s: float) -> VersionManifest | None:
         """See `VersionRegistry.watch`."""
         number = await wait_committed(self._ledger, after, timeout_s)
@@ -86,12 +111,16 @@ class MemoryRegistry:
         await self._pins.unpin(version, holder)
 
     async def retain(self, keep: Sequence[int], newest: int) -> Sequence[int]:
-        """See `VersionRegistry.retain`. Manifests stay: they are the chain (P8)."""
-        present = sorted(number for number, manifest in self._manifests.items() if manifest.path in self._blobs)
-        kept = {*keep, *present[max(len(present) - newest, 0) :]}
-        removed = [number for number in present if number not in kept and await self._pins.retire(number)]
-        for number in removed:
-            path = self._manifests[number].path
+        """See `VersionRegistry.retain`. Manifests stay: they are the chain (P8). Orphans whose writer is known to be
+        fenced off go as well."""
+        blobs = {blob for path in self._blobs if (blob := blob_of(path.rpartition("/")[2])) is not None}
+        named = {number: manifest.fence for number, manifest in self._manifests.items()}
+        present = {blob.number for blob in blobs if named.get(blob.number) == blob.fence}
+        removed = [number for number in unwanted(present, keep, newest) if await self._pins.retire(number)]
+        stats = await self._ledger.stats()
+        orphans = () if stats.suspect else dead_orphans(blobs, named, stats.fence)
+        for blob in [*(Blob(named[number], number) for number in removed), *orphans]:
+            path = blob_folder(blob.number, blob.fence)
             del self._blobs[path]
             shutil.rmtree(self._root / path, ignore_errors=True)
         return removed

@@ -12,7 +12,13 @@ class RedisPins:
     @classmethod
     async def connect(cls, url: str, run: str, *, connect_deadline_s: float = 10.0) -> "RedisPins":
         """Connect to the server of the run's ledger. Raises what `RedisLink.connect` raises."""
-        return cls(await RedisLink.connect(url, run, deadline_s=connect_deadline_s))
+        link = await RedisLink.connect(url, run, deadline_s=connect_deadline_s)
+        try:
+            await link.open()
+        except BaseException:
+            await link.close()
+            raise
+        return cls(link)
 
     async def pin(self, version: int, holder: str, ttl_s: float) -> bool:
         """See `PinTable.pin`."""
@@ -23,7 +29,7 @@ class RedisPins:
         await self._link.command("unpin", self._link.client.zrem(f"{self._link.prefix}pins:{version}", holder))
 
     async def retire(self, version: int) -> bool:
-        """See `PinTable.retire`."""
+        """See `PinTable.retire`. False as well while the server may have lost pins (P8), and for a term after that."""
         return bool((await self._link.transition("retire", version))[0])
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.platform.errors import ConfigError, NotFound, SchemaError
 from headrace.platform.records.evaluation import Evaluation
-from headrace.platform.store.files import is_local, open_url, write_atomic
+from headrace.platform.store.files import is_local, open_url, put, write_atomic
 from headrace.platform.store.run_root import RunRoot
 
 SCHEMA_VERSION = 1
@@ -56,7 +56,8 @@ class EvaluationStore:
         """
         if not 1 <= samples <= MOST_SAMPLES:
             raise ConfigError(f"an evaluation plays 1 to {MOST_SAMPLES} samples per task, not {samples}")
-        self._fs.makedirs(f"{self._root}/{_CLAIMS}", exist_ok=True)
+        if is_local(self._fs):
+            self._fs.makedirs(f"{self._root}/{_CLAIMS}", exist_ok=True)
         number = max([0, *self._claimed(), *self._named()]) + 1
         while not self._create(f"{self._root}/{_CLAIMS}/{number:04d}"):
             number += 1
@@ -115,7 +116,11 @@ class EvaluationStore:
 
     def _claimed(self) -> list[int]:
         self._fs.invalidate_cache()
-        names = (str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self._root}/{_CLAIMS}", detail=False))
+        try:
+            claims = self._fs.ls(f"{self._root}/{_CLAIMS}", detail=False)
+        except FileNotFoundError:  # an object store has no empty folders
+            return []
+        names = (str(path).rsplit("/", 1)[-1] for path in claims)
         return [int(name) for name in names if _is_number(name)]
 
     def _named(self) -> list[int]:
@@ -131,7 +136,7 @@ class EvaluationStore:
                 return False
             else:
                 # Stores that can write conditionally do.
-                self._fs.pipe_file(path, b"", mode="create")
+                put(self._fs, path, b"", mode="create")
         except FileExistsError:
             return False
         return True

@@ -21,7 +21,9 @@ FOLDERS = (
     "versions",
     "checkpoints",
     "evaluations",
+    "status",
     "queue",
+    "outbox",
     "logs",
     "figures",
 )
@@ -36,6 +38,11 @@ class RunRoot:
         self.url = str(self._fs.unstrip_protocol(self._path)) if not is_local(self._fs) else self._path
 
     @property
+    def is_local(self) -> bool:
+        """Whether the root lies on a disk of this host."""
+        return is_local(self._fs)
+
+    @property
     def name(self) -> str:
         """The run's id: the last part of the path."""
         return self._path.rsplit("/", 1)[-1]
@@ -45,14 +52,17 @@ class RunRoot:
         """A new root with its folders and `config.yaml`.
 
         Raises:
-            ConfigError: when the run exists already.
+            ConfigError: when the run exists already, or nothing can be written there.
         """
         root = cls(f"{runs_dir.rstrip('/')}/{run}")
-        if root._fs.exists(root._path):
-            raise ConfigError(f"the run {run!r} exists already in {runs_dir}; resume it, or choose another name")
-        for folder in FOLDERS:
-            root._fs.makedirs(f"{root._path}/{folder}", exist_ok=True)
-        write_atomic(root._fs, f"{root._path}/{_CONFIG}", config_yaml.encode())
+        try:
+            if root._fs.exists(root._path):
+                raise ConfigError(f"the run {run!r} exists already in {runs_dir}; resume it, or choose another name")
+            for folder in FOLDERS if root.is_local else ():  # object stores have none
+                root._fs.makedirs(f"{root._path}/{folder}", exist_ok=True)
+            write_atomic(root._fs, f"{root._path}/{_CONFIG}", config_yaml.encode())
+        except OSError as error:
+            raise ConfigError(f"runs_dir: nothing can be written to {runs_dir}: {error}") from error
         return root
 
     @classmethod
@@ -111,6 +121,10 @@ class RunRoot:
     def read_config(self) -> str:
         """The text of `config.yaml`."""
         return str(self._fs.cat_file(f"{self._path}/{_CONFIG}").decode())
+
+    def write_config(self, text: str) -> None:
+        """Replace `config.yaml`: a resumed run may have other settings than before."""
+        write_atomic(self._fs, f"{self._path}/{_CONFIG}", text.encode())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`; a reader sees the old one or the new one, whole.

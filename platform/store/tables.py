@@ -1,8 +1,8 @@
 """The side tables of a run: rewards, fates and training receipts, which grow after an episode is written.
 
-Each writer adds whole JSON lines to a file of its own, `FOLDER/WRITER.jsonl`, so that writers never meet. Readers put
-the files together and join by episode id. A line that a crash tore is left out and counted; a line of a schema that
-this build does not know is refused.
+Each writer adds whole JSON lines to a file of its own, `FOLDER/WRITER.jsonl` (segments of it on an object store, see
+`lines.py`), so that writers never meet. Readers put the files together and join by episode id. A line that a crash tore
+is left out and counted; a line of a schema that this build does not know is refused.
 """
 
 from collections import defaultdict
@@ -13,7 +13,8 @@ import msgspec
 
 from headrace.platform.errors import SchemaError
 from headrace.platform.records.tables import FateRow, Receipt, RewardRow
-from headrace.platform.store.files import append_lines, open_url
+from headrace.platform.store.files import open_url
+from headrace.platform.store.lines import LineWriter, line_files, read_files
 
 Row = TypeVar("Row", RewardRow, FateRow, Receipt)
 _SCHEMA_VERSION = 1
@@ -33,21 +34,21 @@ class SideTable(Generic[Row]):
     def __init__(self, root_url: str, writer: str = "") -> None:
         self._fs, root = open_url(root_url)
         self._folder = f"{root}/{self.folder}"
-        self._writer = writer
+        self._writer = LineWriter(self._fs, f"{self._folder}/{writer}.jsonl") if writer else None
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(self.record)
         self.torn_lines = 0
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Add rows at the end; they are with the operating system on return.
+        """Add rows at the end; they are with the operating system, or the object store, on return.
 
         Raises:
             ValueError: for a table that was opened for reading only.
+            DiskFull: the disk is.
         """
-        if not self._writer:
+        if self._writer is None:
             raise ValueError(f"this {self.folder} table has no writer's name, so it can only be read")
         if rows:
-            lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-            append_lines(self._fs, f"{self._folder}/{self._writer}.jsonl", lines)
+            self._writer.append(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
     def rows(self) -> list[Row]:
         """Every row of every writer, file by file, in the order written. Sets `torn_lines`.
@@ -56,11 +57,11 @@ class SideTable(Generic[Row]):
             SchemaError: for a row that is JSON, but not a row of this table that this build reads.
         """
         self.torn_lines = 0
-        self._fs.invalidate_cache()
-        return [row for file in sorted(self._fs.glob(f"{self._folder}/*.jsonl")) for row in self._read(file)]
+        files = line_files(self._fs, f"{self._folder}/*.jsonl")
+        return [row for file, data in read_files(self._fs, files) for row in self._read(file, data)]
 
-    def _read(self, file: str) -> Iterator[Row]:
-        for number, line in enumerate(self._fs.cat_file(file).split(b"\n"), start=1):
+    def _read(self, file: str, data: bytes) -> Iterator[Row]:
+        for number, line in enumerate(data.split(b"\n"), start=1):
             if not line:
                 continue
             try:

@@ -57,6 +57,23 @@ def test_the_message_names_share_owners_and_the_last_fault():
     assert "disk full" in said and "old" not in said
 
 
+def test_what_died_with_a_part_is_that_parts_business():  # case E9
+    breaker = Breaker(0.5)
+    assert breaker.cause(counts(trained=40), []) is None
+    lost = counts(trained=40, failed__infrastructure=500)
+    assert breaker.cause(lost, [], restarts=1) is None
+    assert breaker.cause(lost, [], restarts=1) is None
+    worse = counts(trained=40, failed__infrastructure=500 + FEWEST_ENDED)
+    assert breaker.cause(worse, [], restarts=1) is not None, "it goes on failing"
+
+
+def test_a_ledger_that_was_rebuilt_begins_anew():
+    breaker = Breaker(0.5)
+    assert breaker.cause(counts(trained=400), []) is None
+    rebuilt = msgspec.structs.replace(counts(trained=20, failed__infrastructure=300), epoch=1)
+    assert breaker.cause(rebuilt, []) is None
+
+
 def test_a_world_that_breaks_late_is_not_excused_by_its_past():
     breaker = Breaker(0.5)
     for step in range(100):

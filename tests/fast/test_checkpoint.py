@@ -1,9 +1,16 @@
 """Checkpoints are whole or they are not there."""
 
+import os
+import signal
+import subprocess
+import sys
+
+import fsspec
 import msgspec
 import pytest
 
 from headrace.platform.errors import SchemaError
+from headrace.platform.testing.failpoints import FOLDER_VARIABLE, arm
 from headrace.trainer.checkpoint import CheckpointState, CheckpointStore
 
 FILES = {"model.safetensors": b"weights", "optimizer.pt": b"moments"}
@@ -61,6 +68,9 @@ def test_an_incomplete_checkpoint_is_passed_over(kind, store, tmp_path):
     found = store.latest_complete()
     assert found is not None
     assert (found[0], found[1]["optimizer.pt"]) == (state(5), b"moments5")
+    assert store.settled() == 5
+    assert store.newest_state() == state(store.complete()[-1])
+    assert store.complete() == ([5, 10] if kind == "a part is altered" else [5])
 
 
 def test_a_write_that_breaks_off_leaves_no_checkpoint(store, monkeypatch):
@@ -83,5 +93,62 @@ def test_a_newer_schema_is_refused_by_name(store, tmp_path):
     path = tmp_path / "checkpoints" / "000010" / "manifest.json"
     manifest = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode(manifest | {"schema_version": 9}))
-    with pytest.raises(SchemaError, match="schema 9"):
-        store.latest_complete()
+    for look in (store.latest_complete, store.settled, store.complete):
+        with pytest.raises(SchemaError, match="schema 9"):
+            look()
+
+
+def test_a_state_of_before_the_ranks_is_that_of_one(store, tmp_path):  # P13
+    path = tmp_path / "checkpoints" / "000010" / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes())
+    del manifest["state"]["world_size"]
+    path.write_bytes(msgspec.json.encode(manifest))
+    assert store.latest_complete()[0] == state(10)
+    assert state(10).world_size == 1
+
+
+def test_only_checkpoints_of_the_lineage_count(store):  # P6
+    """Version 10 was completed by a learner that had been fenced off: whoever resumes leaves it aside."""
+    assert store.latest_complete(among={0, 5, 11})[0].version == 5
+    assert store.latest_complete(among=set()) is None
+
+
+def test_nothing_is_settled_before_the_first(tmp_path):
+    store = CheckpointStore(str(tmp_path / "none"))
+    assert (store.settled(), store.complete(), store.retain(1)) == (None, [], [])
+    assert store.newest_state() is None
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+@pytest.mark.parametrize(("keep", "removed"), [(0, [5, 7, 10]), (1, [5, 7, 10]), (2, [5, 7]), (9, [7])])
+def test_old_checkpoints_go_and_the_last_complete_one_never(kind, keep, removed, tmp_path):
+    """P5, case Q16: 7 was left unfinished long ago, 15 is under way."""
+    root = f"file://{tmp_path}/c" if kind == "disk" else f"memory://{tmp_path.name}/c"
+    store = CheckpointStore(root)
+    for version in (5, 7, 10, 12, 15):
+        store.write(state(version), FILES)
+    fs, path = fsspec.core.url_to_fs(root)
+    for version in (7, 15):
+        fs.rm_file(f"{path}/{version:06d}/manifest.json")
+    assert store.retain(keep) == removed
+    assert store.complete() == [version for version in (5, 10, 12) if version not in removed]
+    assert store.settled() == 12
+    assert fs.exists(f"{path}/000015/optimizer.pt")
+    assert store.retain(keep) == []
+
+
+def test_a_kill_between_two_parts_leaves_no_checkpoint(store, tmp_path):
+    """case Q16: with a real process at the failpoint."""
+    arm(tmp_path / "points", "between_shards")
+    script = f"""
+from headrace.trainer.checkpoint import CheckpointState, CheckpointStore
+state = CheckpointState(version=15, content_hash="h", batches=1, steps=1, dispatch_sequence=0)
+CheckpointStore({str(tmp_path / "checkpoints")!r}).write(state, {{"a": b"1", "b": b"2"}})
+"""
+    environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "points")}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "checkpoints" / "000015").iterdir()] == ["a"]
+    assert store.settled() == 10
+    store.write(state(15), FILES)
+    assert store.latest_complete() == (state(15), FILES)

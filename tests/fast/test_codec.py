@@ -168,6 +168,32 @@ def test_an_upgrade_that_does_not_fit_is_refused(notes):
         notes.decode(packed(schema_version=2, title="a", values=msgspec.msgpack.Ext(9, b"")))
 
 
+def test_a_message_whose_schema_does_not_come_first_is_read_all_the_same(notes):
+    note = notes.decode(packed(title="a", values=f32([1]), schema_version=2))
+    assert (note.schema_version, note.title) == (2, "a")
+    old = notes.decode(packed(name="b", values=f32([1]), schema_version=1))
+    assert (old.schema_version, old.title) == (2, "b")
+
+
+def test_messages_of_few_and_of_many_fields_open_alike(notes):
+    many = make_episode(worker_id="w", sandbox_id="s", audit_head="a", duration_s=1.0, fault="f")
+    for codec, record in ((episode_codec, many), (notes, NoteV2(title="a", values=f32([1])))):
+        data = codec.encode(record)
+        assert data[0] == (0xDE if record is many else 0x83)  # a map of up to 15 fields, and of more
+        assert codec.decode(data).schema_version == record.schema_version
+        assert codec.decode(memoryview(data)).schema_version == record.schema_version
+
+
+def test_an_array_with_gaps_travels_as_its_values(notes):
+    every_other = np.arange(10, dtype=np.float32)[::2]
+    assert notes.decode(notes.encode(NoteV2(title="a", values=every_other))).values.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_a_number_of_numpy_is_no_array():
+    with pytest.raises(NotImplementedError, match="cannot encode float32"):
+        episode_codec.encode(make_episode(metadata={"score": np.float32(1)}))
+
+
 def test_other_arrays_are_not_encoded():
     turn = msgspec.structs.replace(make_episode().turns[0], token_ids=np.zeros(3))
     with pytest.raises(NotImplementedError, match="cannot encode ndarray"):

@@ -37,6 +37,7 @@ def run(request, lookup_model, tmp_path_factory):
         lookup_model,
         tmp_path_factory.mktemp("runs"),
         "learner.checkpoint_every=1",
+        "learner.keep_checkpoints=9",
         f"environments.0.sampling.temperature={request.param}",
     )
     _, root = run_inprocess(config)
@@ -140,7 +141,7 @@ class TestOrderOfArrival:  # case V6
             registry = MemoryRegistry(ledger)
             learner = assemble_learner(context, lookup_model, ledger, registry, inline=True)
             await learner.start()
-            tickets = (await ledger.admit(0, len(groups[0]), len(groups))).tickets
+            tickets = (await ledger.admit(0, len(groups[0]), len(groups), "worker")).tickets
             assert len(tickets) == len(groups)
             for g, s in order:
                 episode, score = groups[g][s]

@@ -182,6 +182,12 @@ def test_text_that_is_not_utf8(fields):
     refused(make_episode(fault="\ud800"), "text")
 
 
+def test_what_the_codec_has_decoded_is_checked_for_all_but_its_texts():
+    check_episode(make_episode(fault="\ud800"), from_wire=True)
+    with pytest.raises(FidelityError, match="logprobs: turn 1"):
+        check_episode(broken(policy_turn(), behaviour_logprobs=f32([0.0, 0.0, np.nan])), from_wire=True)
+
+
 def test_nothing_is_repaired():
     episode = make_episode()
     before = [turn.token_ids.tobytes() for turn in episode.turns]

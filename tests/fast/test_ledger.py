@@ -27,11 +27,19 @@ class ManualClock:
 async def memory_ledger(chosen: LedgerLimits) -> AsyncIterator[LedgerHarness]:
     clock = ManualClock()
     ledger = MemoryLedger("test-run", chosen, clock)
-    yield LedgerHarness(ledger=ledger, run="test-run", advance=clock.advance)
+    yield LedgerHarness(
+        ledger=ledger,
+        run="test-run",
+        advance=clock.advance,
+        mark=ledger.mark,
+        rewind=ledger.rewind,
+        wipe=ledger.wipe,
+        restart=ledger.restart,
+    )
     await ledger.close()
 
 
-# cases Q1 Q2 Q3 Q4 Q5 Q7 Q8 Q10 Q11 Q12 Q15 Q18 Q20 Q23 Q24 E7
+# cases Q1 Q2 Q3 Q4 Q5 Q7 Q8 Q10 Q11 Q12 Q15 Q18 Q20 Q21 Q23 Q24 E7
 @pytest.mark.parametrize("case", LEDGER_SUITE)
 async def test_suite(case: str) -> None:
     await LEDGER_SUITE[case](memory_ledger)

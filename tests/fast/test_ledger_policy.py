@@ -4,11 +4,17 @@ import pytest
 
 from headrace.platform.ledger.policy import (
     NO_VERSION,
+    LagView,
     VersionNode,
+    base_of,
     batch_target,
     capacity,
     closing_drop,
     is_ancestor,
+    is_protected,
+    length_bucket,
+    may_close_early,
+    may_retry,
     path_lag,
 )
 from headrace.platform.records.delivery import LedgerLimits
@@ -101,3 +107,51 @@ def test_what_becomes_of_an_ended_group() -> None:
     keep = LedgerLimits(batch_groups=4, max_lag=1, min_group=1, drop_zero_variance=False)
     assert closing_drop(keep, live=1, lowest=0.5, highest=0.5) is None
     assert closing_drop(keep, live=0, lowest=0.0, highest=0.0) is DropReason.TOO_FEW
+
+
+def test_a_chain_with_a_gap_is_over_any_limit() -> None:  # P14
+    assert path_lag({3: VersionNode(2, 3), 7: VersionNode(3, 4)}, 7, 0, 1, limit=4) == 5
+    assert path_lag({3: VersionNode(2, 3), 1: VersionNode(0, 1)}, 3, 0, 1, limit=4) == 5
+
+
+def test_lags_from_one_place() -> None:
+    lags = LagView(LINEAGE, 11, 1, limit=4)
+    assert [lags.of(version) for version in (11, 3, 2, 0)] == [1, 4, 5, 5]
+    assert [lags.over(version) for version in (11, 3, 2)] == [False, False, True]
+    assert [lags.is_last_chance(version) for version in (11, 3, 2)] == [False, True, False]
+    assert [lags.capped(version) for version in (11, 3, 0)] == [1, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("size", "running", "scores", "closes"),
+    [
+        (8, 1, (0.0,) * 6 + (1.0,), True),
+        (8, 2, (0.0,) * 5 + (1.0,), False),  # two are missing
+        (8, 1, (0.0,) * 5 + (1.0,), False),  # one is played, and one has failed
+        (8, 1, (0.0,) * 7, False),  # the one that is missing may bring variance
+        (2, 1, (1.0,), False),  # too few
+        (1, 1, (), False),
+    ],
+)
+def test_closing_early(size: int, running: int, scores: tuple[float, ...], closes: bool) -> None:  # P18
+    limits = LedgerLimits(batch_groups=4, max_lag=1, min_group=2, early_missing=1)
+    assert may_close_early(limits, size, running, scores) is closes
+
+
+def test_restarts_and_retries() -> None:
+    limits = LedgerLimits(batch_groups=4, max_lag=1, lag_restarts=2, max_attempts=3)
+    assert [is_protected(limits, restarts) for restarts in range(4)] == [False, False, True, True]  # P16
+    assert not is_protected(LedgerLimits(batch_groups=4, max_lag=1), 0)
+    assert [may_retry(limits, attempt, 2000) for attempt in (2000, 2001, 2002)] == [True, True, False]  # P1
+    assert [base_of(attempt) for attempt in (0, 999, 1000, 2003)] == [0, 0, 1000, 2000]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"),
+    [
+        *((-1.0, -8), (0.0, -8), (1e-9, -8), (0.25, -4), (1.0, 0), (1.4142, 0), (1.4143, 1), (2.0, 2), (8.0, 6)),
+        *((300.0, 16), (2.0**20, 40), (1e12, 40)),
+    ],
+)
+def test_length_buckets(seconds: float, bucket: int) -> None:  # P16
+    assert length_bucket(seconds) == bucket

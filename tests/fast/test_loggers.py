@@ -7,7 +7,7 @@ import time
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from headrace.platform.config.loggers import LoggerConfigs, MlflowConfig, TensorboardConfig, WandbConfig
+from headrace.platform.config.loggers import LoggerConfigs, MlflowConfig, WandbConfig
 from headrace.platform.config.secret_references import SecretValues
 from headrace.platform.errors import ConfigError
 from headrace.platform.observability.loggers import Loggers, build_loggers, check_loggers
@@ -281,20 +281,15 @@ class TestChecks:
 
     def test_a_missing_secret_is_named(self):
         with pytest.raises(ConfigError, match=r"\$\{env:NONE\}"):
-            check_loggers([WandbConfig(kind="wandb", api_key="${env:NONE}")], "runs", env={})
+            check_loggers([WandbConfig(kind="wandb", api_key="${env:NONE}")], env={})
         with pytest.raises(ConfigError, match=r"\$\{env:NONE\}"):
-            check_loggers([MlflowConfig(kind="mlflow", tracking_uri="https://u:${env:NONE}@host")], "runs", env={})
+            check_loggers([MlflowConfig(kind="mlflow", tracking_uri="https://u:${env:NONE}@host")], env={})
 
     def test_online_needs_a_key(self, tmp_path):
         online = [WandbConfig(kind="wandb", mode="online")]
         nothing = {"NETRC": str(tmp_path / "netrc")}
         with pytest.raises(ConfigError, match="WANDB_API_KEY"):
-            check_loggers(online, "runs", env=nothing)
-        check_loggers(online, "runs", env={**nothing, "WANDB_API_KEY": "k"})
+            check_loggers(online, env=nothing)
+        check_loggers(online, env={**nothing, "WANDB_API_KEY": "k"})
         (tmp_path / "netrc").write_text("machine api.wandb.ai login user password k\n")
-        check_loggers(online, "runs", env=nothing)
-
-    def test_files_need_a_local_run_root(self):
-        with pytest.raises(ConfigError, match="remote"):
-            check_loggers([TensorboardConfig(kind="tensorboard")], "memory://runs")
-        check_loggers([MlflowConfig(kind="mlflow", tracking_uri="http://127.0.0.1:1")], "memory://runs")
+        check_loggers(online, env=nothing)

@@ -198,6 +198,37 @@ async def test_replicas_are_added_and_removed_while_requests_run():
         pool.add(dead)
 
 
+@pytest.mark.parametrize("name", ["a", "a-2"])
+async def test_a_replica_that_was_started_anew_takes_the_place_of_the_old_one(name):
+    old, b, new = Member("a", 1), Member("b", 1), Member(name, 1)
+    pool = a_pool(old, b)
+    assert (await within(pool.generate(a_request("s")))).replica == "a"
+    assert pool.replace("a", new) is old
+    assert pool.in_flight.keys() == {"b", name}
+    answers = await within(asyncio.gather(*(pool.generate(a_request(session)) for session in "stuv")))
+    assert {answer.replica for answer in answers} == {"b", name}
+    assert old.served == ["s"]
+    old.die()
+    assert pool.in_flight.keys() == {"b", name}, "what becomes of the old one is nobody's business any more"
+    new.die()
+    newest = Member("a", 1)
+    assert pool.replace(name, newest) is None, "the pool had noticed its end"
+    assert pool.in_flight.keys() == {"b", "a"}
+
+
+async def test_a_replacement_that_is_refused_changes_nothing():
+    a, b, dead = Member("a", 1), Member("b", 1), Member("a", 1)
+    dead.closed.set()
+    pool = a_pool(a, b)
+    with pytest.raises(ValueError, match="already in the pool"):
+        pool.replace("a", Member("b", 1))
+    for refused in (dead, Member("c", 1)):
+        refused.closed.set()
+        with pytest.raises((EngineDead, ValueError)):
+            pool.replace("a", refused)
+    assert pool.in_flight.keys() == {"a", "b"}
+
+
 async def test_the_newest_version_is_the_newest_that_any_replica_holds():  # P22
     a, b = Member("a"), Member("b")
     pool = a_pool(a, b)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from headrace.platform.errors import EngineDead, EngineError, LedgerError
+from headrace.platform.errors import EngineDead, EngineError, LedgerAway, NotFound, VersionUnavailable
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.records.delivery import CommitRequest, LedgerLimits
 from headrace.platform.records.generation import GenerationRequest, SamplingParams
@@ -30,6 +30,22 @@ class Publisher:
         self.parent = -1
 
     async def publish(self) -> int:
+        manifest = await self.declare()
+        number = manifest.ref.number
+        commit = CommitRequest(
+            fence=self.fence,
+            number=number,
+            parent=self.parent,
+            content_hash=manifest.content_hash,
+            batches=0,
+            fates={},
+        )
+        await self.ledger.commit(commit)
+        self.parent = number
+        return number
+
+    async def declare(self) -> VersionManifest:
+        """A manifest that is not committed."""
         if self.fence is None:
             self.fence = await self.ledger.acquire_learner("test")
         number = await self.ledger.stage(self.fence)
@@ -46,12 +62,7 @@ class Publisher:
             files=files,
         )
         await self.registry.manifest(manifest)
-        commit = CommitRequest(
-            fence=self.fence, number=number, parent=self.parent, content_hash=content, batches=0, fates={}
-        )
-        await self.ledger.commit(commit)
-        self.parent = number
-        return number
+        return manifest
 
 
 class RecordingEngine(ScriptedEngine):
@@ -115,6 +126,18 @@ async def test_new_versions_are_loaded_and_announced(publisher):
         await publisher.publish()
         await following.holds(held)
     assert following.announced == [[0], [0, 1]]
+    await following.stop()
+
+
+async def test_a_restarted_replica_waits_for_a_committed_version(publisher):  # case S6
+    """It holds nothing, so it is asked for nothing, until a version is committed: a manifest alone is not enough."""
+    following = Following(RecordingEngine(), publisher.registry)
+    await publisher.declare()
+    assert await publisher.registry.watch(-1, 0.05) is None
+    assert (following.announced, following.engine.loads) == ([], [])
+    committed = await publisher.publish()
+    await following.holds([committed])
+    assert following.engine.loads == [committed]
     await following.stop()
 
 
@@ -189,10 +212,12 @@ async def test_a_registry_that_is_away_is_asked_again(publisher):
         async def watch(self, after, timeout_s):
             if self.away:
                 self.away -= 1
-                raise LedgerError("connection refused")
+                raise LedgerAway("connection refused")
             return await publisher.registry.watch(after, timeout_s)
 
         open = publisher.registry.open
+        pin = publisher.registry.pin
+        unpin = publisher.registry.unpin
 
     following = Following(RecordingEngine(), Flaky())
     await publisher.publish()
@@ -208,3 +233,108 @@ async def test_a_dead_engine_ends_the_following(publisher):
     await publisher.publish()
     with pytest.raises(EngineDead):
         await asyncio.wait_for(following.task, 10)
+
+
+# --- pins (P12, case Q17) ---
+
+
+async def test_what_is_held_cannot_be_removed(publisher):  # case Q17
+    following = Following(RecordingEngine(), publisher.registry, keep=1)
+    for version in (0, 1, 2):
+        await publisher.publish()
+        await following.holds([version])
+    assert await publisher.registry.retain([], newest=0) == [0, 1]
+    await following.stop()
+
+
+async def test_a_version_is_pinned_before_it_is_opened(publisher):  # case Q17
+    class Slow:
+        async def open(self, version):
+            assert await publisher.registry.retain([], newest=0) == []
+            return await publisher.registry.open(version)
+
+        def __getattr__(self, name):
+            return getattr(publisher.registry, name)
+
+    await publisher.publish()
+    following = Following(RecordingEngine(), Slow())
+    await following.holds([0])
+    await following.stop()
+
+
+async def test_a_failed_load_gives_its_pin_back(publisher):
+    engine = RecordingEngine()
+    engine.fail = 1
+    following = Following(engine, publisher.registry, retry_s=60.0)
+    await publisher.publish()
+    await engine.asked.wait()
+    await publisher.publish()
+    await following.holds([1])
+    assert await publisher.registry.retain([], newest=0) == [0]
+    await following.stop()
+
+
+async def test_whoever_has_lost_a_version_serves_it_no_further(publisher):  # P12, case Q17
+    """The replica was stopped for longer than its pin, and the version was removed meanwhile: a session that is on it
+    is refused from then on, and the newest version stays."""
+
+    class Removed:
+        """A registry in which version 0 is gone."""
+
+        gone = asyncio.Event()
+
+        async def pin(self, version, holder, ttl_s):
+            if version == 0 and self.gone.is_set():
+                raise NotFound("the files of version 0 were removed")
+            await publisher.registry.pin(version, holder, ttl_s)
+
+        def __getattr__(self, name):
+            return getattr(publisher.registry, name)
+
+    registry, engine = Removed(), RecordingEngine()
+    following = Following(engine, registry, keep=2, pin_ttl_s=0.3)
+    for held in ([0], [0, 1]):
+        await publisher.publish()
+        await following.holds(held)
+    await engine.generate(request("s", 0))
+    registry.gone.set()
+    await following.holds([1])
+    with pytest.raises(VersionUnavailable):
+        await engine.generate(request("s", 0))
+    await following.stop()
+
+
+async def test_an_evaluation_does_not_ask_for_ever_for_what_is_gone(publisher):
+    await publisher.publish()
+    await publisher.publish()
+    assert await publisher.registry.retain([], newest=1) == [0]
+    following = Following(RecordingEngine(), publisher.registry)
+    following.replica.held.add(0)
+    await following.holds([1])
+    assert not following.replica.held
+    assert "were removed" in following.replica.last_failure
+    await following.stop()
+
+
+async def test_a_server_that_stays_away_ends_the_pins_in_time(publisher):  # P12
+    class Away:
+        away = False
+
+        def __getattr__(self, name):
+            async def call(*arguments):
+                if self.away:
+                    raise LedgerAway("connection refused")
+                return await getattr(publisher.registry, name)(*arguments)
+
+            return call
+
+    registry = Away()
+    following = Following(RecordingEngine(), registry, pin_ttl_s=0.3)
+    await publisher.publish()
+    await following.holds([0])
+    registry.away = True
+    await following.holds([])
+    registry.away = False
+    await following.holds([0])
+    assert following.engine.loads == [0, 0]
+    await following.stop()

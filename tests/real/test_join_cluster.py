@@ -11,7 +11,7 @@ from command_line import environment, last_json, run
 HEAD = """
 import sys
 import ray
-from headrace.deploy.runtime_ray import start_local_ray
+from headrace.deploy.ray_cluster import start_local_ray
 start_local_ray(cpus=4)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()

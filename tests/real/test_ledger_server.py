@@ -12,14 +12,23 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from headrace.platform.errors import LedgerError
+from headrace.platform.errors import LedgerAway, LedgerError, LedgerRewound
 from headrace.platform.ledger.redis_ledger import RedisLedger
 from headrace.platform.ledger.server import EmbeddedServer
-from headrace.platform.testing.conformance.ledger_harness import LedgerHarness, limits
+from headrace.platform.testing.conformance.ledger_harness import LedgerHarness, limits, raises
 
 
 async def _no_time(seconds: float) -> None:
     raise AssertionError(f"nothing here waits {seconds} s")
+
+
+def kill(server: EmbeddedServer) -> None:
+    """SIGKILL, and until it is dead."""
+    os.kill(server.pid, signal.SIGKILL)
+    end_s = time.monotonic() + 10
+    while server.alive:
+        assert time.monotonic() < end_s, "the server outlived SIGKILL by 10 s"
+        time.sleep(0.005)
 
 
 async def test_what_was_written_survives_a_restart(tmp_path: Path) -> None:
@@ -33,9 +42,49 @@ async def test_what_was_written_survives_a_restart(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / "queue") as server:
         ledger = await RedisLedger.connect(server.url, "r", limits())
         after = await ledger.stats()
+        assert after.suspect  # P8
+        assert await ledger.confirm(0, "content-0")
+        trusted = await ledger.stats()
         await ledger.close()
     assert (after.fates, after.head, after.groups_ready) == (before.fates, 0, 2)
-    assert after.revision == before.revision + 1  # P8
+    assert not trusted.suspect
+    assert trusted.revision > after.revision == before.revision
+
+
+async def test_a_dead_server_comes_back_at_its_address(tmp_path: Path) -> None:
+    for tcp in (False, True):
+        server = EmbeddedServer(tmp_path / f"queue-{tcp}", tcp=tcp)
+        with pytest.raises(LedgerError, match="has not died"):
+            server.restart()
+        url = server.start()
+        assert server.alive
+        with pytest.raises(LedgerError, match="has not died"):
+            server.restart()
+        ledger = await RedisLedger.connect(url, "r", limits())
+        h = LedgerHarness(ledger=ledger, run="r", advance=_no_time)
+        await h.begin()
+        kill(server)
+        await raises(LedgerAway, ledger.stage(1))
+        assert server.restart() == url
+        assert server.alive
+        await raises(LedgerRewound, ledger.stage(1))
+        assert await ledger.confirm(0, "content-0")
+        assert await ledger.stage(1) == 1
+        await ledger.close()
+        server.close()
+        assert not server.alive
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path) as first:
+        second = EmbeddedServer(tmp_path)
+        with pytest.raises(LedgerError, match=f"pid {first.pid}"):
+            second.start()
+        assert first.alive
+        second.close()
+    with EmbeddedServer(tmp_path) as third:
+        kill(third)
+        third.restart()
 
 
 def test_only_this_user_reaches_it(tmp_path: Path) -> None:

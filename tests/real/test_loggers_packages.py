@@ -32,7 +32,7 @@ from headrace.platform.observability.names import Metric
 
 root, configs, deadline_s = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
 configs = TypeAdapter(LoggerConfigs).validate_python(configs)
-check_loggers(configs, root)
+check_loggers(configs)
 for module in sys.argv[4:]:
     import_module(module)
 secrets = SecretValues()

@@ -1,69 +1,77 @@
 -- Publish a version (P5) if all preconditions of P7 hold.
--- KEYS: 1 {run}:meta; writes meta, fates, versions, reserved, heads, leased, consumed, g:N.
--- ARGV: fence, number, parent, content hash, batches, then group, sample, attempt, fate of every attempt named, sorted.
--- Reply: OK.
-local fence, version, parent = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local content_hash, batches = ARGV[4], tonumber(ARGV[5])
-local FIRST, WIDTH = 6, 4
-begin()
+-- KEYS: 1 {run}:meta; writes meta, counts, fatelog, versions, reserved, heads, leased, consumed, g:N, p:N:I:HASH.
+-- ARGV: seen, fence, number, parent, content hash, batches, then a packed list: group and, of every attempt named, in
+--       order, (sample, attempt, fate).
+-- Reply: OK, revision.
+local fence, version, parent = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local content_hash, batches, fates = ARGV[5], tonumber(ARGV[6]), cmsgpack.unpack(ARGV[7])
 
 local function refuse(message) return { 'REFUSED', message } end
 
-local known = redis.call('HGET', VERSIONS, version)
-if known then
-  -- The reply to this very commit may have been lost.
-  if string.match(known, '^%-?%d+ %d+ (.*)$') == fence .. ' ' .. content_hash then return { 'OK' } end
-  return refuse('version ' .. version .. ' is already committed with another content or fence')
-end
-local refusal = fenced(fence)
-if refusal then return refusal end
-if parent ~= head() then return refuse('parent ' .. parent .. ' is not the head, ' .. head()) end
-if tonumber(redis.call('HGET', PREFIX .. 'reserved', version) or -1) ~= fence then
-  return refuse('version ' .. version .. ' was not reserved under fence ' .. fence)
+-- Lags for the batch that the group was leased for, however far past the commit's parent that began (P14).
+local function view_of(group, before) return run.view(parent, math.max(group.target - before, 0)) end
+
+local function covers(group, named)
+  local n = 0
+  for i, slot in ipairs(group.slots) do
+    if slot.state == run.DONE then
+      n = n + 1
+      if not named[n] or named[n][1] ~= i - 1 or named[n][2] ~= slot.attempt then return false end
+    end
+  end
+  return n == #named
 end
 
 -- Every group leased to this fence, every delivered attempt named once, lag within the limit.
-local before = parent == NO_VERSION and 0 or node(parent).batches
-local max_lag = limit('max_lag')
-local named = {}
-for i = FIRST, #ARGV, WIDTH do
-  local group, slot = ARGV[i], ARGV[i + 1]
-  local key = group_key(group)
-  if named[group] == nil then
-    if not is_leased_to(group, fence) then return refuse('group ' .. group .. ' is not leased to fence ' .. fence) end
-    local ahead = math.max(number(key, 'target') - before, 0)
-    if group_lag(group, parent, ahead, max_lag) > max_lag then
-      return refuse('group ' .. group .. ' is over the lag limit of ' .. max_lag)
+local function refusal_of(before)
+  for _, told in ipairs(fates) do
+    local group = run.group_of(told[1])
+    if not run.is_leased_to(group, fence) then return 'group ' .. told[1] .. ' is not leased to fence ' .. fence end
+    if not covers(group, told[2]) then
+      return 'the fates of group ' .. told[1] .. ' do not cover exactly the attempts that were leased'
     end
-    named[group] = 0
+    if #run.over_limit(group, view_of(group, before)) > 0 then
+      return 'group ' .. told[1] .. ' is over the lag limit of ' .. run.limit('max_lag')
+    end
   end
-  if redis.call('HGET', key, slot .. ':state') == 'done'
-    and number(key, slot .. ':attempt') == tonumber(ARGV[i + 2]) then
-    named[group] = named[group] + 1
-  else
-    named[group] = -#ARGV
-  end
-end
-for group, count in pairs(named) do
-  if count ~= number(group_key(group), 'live') then
-    return refuse('the fates of group ' .. group .. ' do not cover exactly the attempts that were leased')
-  end
+  return nil
 end
 
-for i = FIRST, #ARGV, WIDTH do
-  local key, slot, fate = group_key(ARGV[i]), ARGV[i + 1], ARGV[i + 3]
-  move_fates(ARGV[i], { slot }, IN_FLIGHT, fate, fate == 'trained' and version or nil)
-  -- P9: the episode store has the payload.
-  forget_payload(ARGV[i], slot, redis.call('HSTRLEN', key, slot .. ':payload'))
-  redis.call('HSET', key, slot .. ':fate', fate)
+local function consume(group, named, before)
+  local view, most = view_of(group, before), run.limit('max_lag')
+  for _, told in ipairs(named) do
+    local i, fate = told[1] + 1, told[3]
+    local slot = group.slots[i]
+    slot.lag = math.min(run.lag(view, slot.oldest), most)
+    run.move(group, i, fate, fate == run.TRAINED and version or nil)
+    run.forget_payload(group, i) -- P9: the episode store has it
+  end
+  run.to_consumed(group, version)
 end
-for group in pairs(named) do
-  redis.call('HSET', group_key(group), 'state', 'consumed', 'deliveries', 0)
-  redis.call('ZREM', LEASED, group)
-  redis.call('ZADD', CONSUMED, version, group)
-end
-redis.call('HSET', VERSIONS, version, parent .. ' ' .. (before + batches) .. ' ' .. fence .. ' ' .. content_hash)
-redis.call('HDEL', PREFIX .. 'reserved', version)
-redis.call('HSET', META, 'zero_variance', 0)
-move_head(version)
-return { 'OK' }
+
+return run.transition(function()
+  local known = run.node(version)
+  if known then
+    -- The reply to this very commit may have been lost.
+    if known.fence == fence and known.content_hash == content_hash then return { 'OK' } end
+    return refuse('version ' .. version .. ' is already committed with another content or fence')
+  end
+  local refusal = run.fenced(fence)
+  if refusal then return refusal end
+  if parent ~= run.head() then return refuse('parent ' .. parent .. ' is not the head, ' .. run.head()) end
+  if tonumber(redis.call('HGET', run.RESERVED, version) or -1) ~= fence then
+    return refuse('version ' .. version .. ' was not reserved under fence ' .. fence)
+  end
+  local before = parent == run.NO_VERSION and 0 or run.node(parent).batches
+  local numbers = {}
+  for i, told in ipairs(fates) do numbers[i] = told[1] end
+  run.read(numbers)
+  local reason = refusal_of(before)
+  if reason then return refuse(reason) end
+  for _, told in ipairs(fates) do consume(run.group_of(told[1]), told[2], before) end
+  run.add_version(version, parent, before + batches, fence, content_hash)
+  redis.call('HDEL', run.RESERVED, version)
+  run.set('zero_variance', 0)
+  run.move_head(version)
+  return { 'OK' }
+end)

@@ -1,12 +1,14 @@
 -- Drop leased groups for a reason that the learner found (P3).
--- KEYS: 1 {run}:meta; writes fates, leased, g:N.  ARGV: fence, reason, then groups.
--- Reply: OK.
-local fence = tonumber(ARGV[1])
-begin()
-local refusal = fenced(fence) or not_leased(fence, 3)
-if refusal then return refusal end
-for i = 3, #ARGV do
-  -- A group may be named twice.
-  if is_leased_to(ARGV[i], fence) then drop_group(ARGV[i], ARGV[2]) end
-end
-return { 'OK' }
+-- KEYS: 1 {run}:meta; writes meta, counts, fatelog, leased, g:N, p:N:I:HASH.  ARGV: seen, fence, reason, then groups.
+-- Reply: OK, revision.
+local fence, reason, group_numbers = tonumber(ARGV[2]), ARGV[3], run.numbers_from(4)
+return run.learner_transition(fence, function()
+  local refusal = run.not_leased(fence, group_numbers)
+  if refusal then return refusal end
+  for _, group_number in ipairs(group_numbers) do
+    -- A group may be named twice.
+    local group = run.group_of(group_number)
+    if group then run.drop_group(group, reason) end
+  end
+  return { 'OK' }
+end)

@@ -1,52 +1,92 @@
 -- Lease a batch: all or nothing, after what cannot be trained has left (P14, P20).
--- KEYS: 1 {run}:meta; writes fates, ready, leased, g:N.  ARGV: fence, parent, ahead, count.
--- Reply: OK, then per group: group, version, lag, deliveries, dispatched, and a list with sample, attempt, payload,
---        store file, score, oldest version of every member.
-local fence, parent, ahead, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local now = begin()
-local refusal = fenced(fence)
-if refusal then return refusal end
-if not node(parent) then
-  return { 'ERROR', 'version ' .. parent .. ' was never committed; it cannot be the parent of a batch' }
-end
+-- KEYS: 1 {run}:meta; writes meta, counts, fatelog, restarts, open, ready, oldest, poison, ages, leased, g:N, p:N:I:HASH.
+-- ARGV: seen, fence, parent, ahead, count.
+-- Reply: OK, revision, then the group as it is packed (groups.lua) and its lag, of every one.
+local fence, parent, ahead, count_wanted = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local view = run.view(parent, ahead)
 
-local max_lag, max_deliveries = limit('max_lag'), limit('max_deliveries')
-local lags = {}
-for _, group in ipairs(redis.call('ZRANGE', READY, 0, -1)) do
-  lags[group] = group_lag(group, parent, ahead, max_lag)
-  if lags[group] > max_lag then
-    drop_group(group, 'lag')
-  elseif number(group_key(group), 'deliveries') >= max_deliveries then
-    drop_group(group, 'poison')
-  end
-end
-
-local reply = { 'OK' }
-if count < 1 or redis.call('ZCARD', READY) < count then return reply end
-
-local function members(key)
-  local list = {}
-  for slot = 0, number(key, 'size') - 1 do
-    local found = redis.call('HMGET', key, slot .. ':state', slot .. ':attempt', slot .. ':payload', slot .. ':file',
-      slot .. ':score', slot .. ':oldest')
-    if found[1] == 'done' then
-      for _, value in ipairs({ slot, found[2] or 0, found[3] or '', found[4], found[5], found[6] }) do
-        table.insert(list, value)
+-- P15: what is over the lag limit leaves, oldest group first; it costs what it evicts.
+local function evict()
+  for _, group in ipairs(run.groups_of(run.under(run.OLDEST, function(version) return run.is_over(view, version) end))) do
+    local leaving = run.over_limit(group, view)
+    for _, i in ipairs(leaving) do
+      run.move(group, i, 'dropped:lag')
+      run.end_slot(group, i, group.slots[i].hash)
+    end
+    if #leaving > 0 then
+      local reason = run.closing_drop(group)
+      if not reason then
+        run.to_ready(group)
+      elseif reason == 'zero_variance' then
+        run.add('zero_variance', 1)
+        run.drop_group(group, reason)
+      else
+        run.drop_group(group, 'lag')
+        run.lost_to_lag(group)
       end
     end
   end
-  return list
 end
 
-local lease_until = seconds(now + limit('learner_lease_s'))
-for _, group in ipairs(redis.call('ZRANGE', READY, 0, count - 1)) do
-  local key = group_key(group)
-  redis.call('HSET', key, 'state', 'leased', 'fence', fence, 'target', node(parent).batches + ahead)
-  redis.call('ZREM', READY, group)
-  redis.call('ZADD', LEASED, lease_until, group)
-  local deliveries = redis.call('HINCRBY', key, 'deliveries', 1)
-  local found = redis.call('HMGET', key, 'version', 'dispatched')
-  for _, value in ipairs({ group, found[1], lags[group], deliveries, found[2] }) do table.insert(reply, value) end
-  table.insert(reply, members(key))
+-- P18: groups that are complete but for a few members and have no later chance are closed, if that makes a batch.
+local function close_early()
+  local closing = {}
+  for _, group in ipairs(run.groups_of(run.last_chance(run.PINNED, view))) do
+    if run.may_close_early(group) then table.insert(closing, group) end
+  end
+  if #closing == 0 or redis.call('ZCARD', run.READY) + #closing < count_wanted then return false end
+  for _, group in ipairs(closing) do
+    run.end_running(group, 'cancelled:lag')
+    run.close_group(group)
+  end
+  return true
 end
-return reply
+
+-- Poison (P3, case Q24) and age (P17) leave, until the next groups are free of them.
+local function drop_unfit()
+  while true do
+    local last = redis.call('ZRANGE', run.READY, count_wanted - 1, count_wanted - 1)[1] or '+inf'
+    local unfit, poison = {}, redis.call('ZRANGEBYSCORE', run.POISON, '-inf', last)
+    for _, group_number in ipairs(poison) do unfit[tonumber(group_number)] = 'poison' end
+    if run.limit('max_age_s') > 0 then
+      for _, group_number in ipairs(redis.call('ZRANGEBYSCORE', run.AGES, '-inf', '(' .. run.seconds_text(run.now - run.limit('max_age_s')))) do
+        local old = tonumber(group_number)
+        if last == '+inf' or old <= tonumber(last) then unfit[old] = unfit[old] or 'age' end
+      end
+    end
+    if next(unfit) == nil then return end
+    for _, group in ipairs(run.groups_of(run.sorted_keys(unfit))) do run.drop_group(group, unfit[group.number]) end
+  end
+end
+
+local function reported_lag(group)
+  local worst = 0
+  for _, slot in ipairs(group.slots) do
+    if slot.state == run.DONE then
+      worst = math.max(worst, math.min(run.lag(view, slot.oldest), run.limit('max_lag')))
+    end
+  end
+  return worst
+end
+
+local function lease()
+  local reply, target = { 'OK' }, run.node(parent).batches + ahead
+  local group_numbers = run.by_number(redis.call('ZRANGE', run.READY, 0, count_wanted - 1))
+  for _, group in ipairs(run.groups_of(group_numbers)) do
+    run.to_leased(group, fence, target)
+    local packed = cmsgpack.pack(group)
+    run.packed[group.number] = packed
+    table.insert(reply, packed)
+    table.insert(reply, reported_lag(group))
+  end
+  return reply
+end
+
+return run.learner_transition(fence, function()
+  if not run.node(parent) then return run.never_committed(parent) end
+  evict()
+  if count_wanted < 1 then return { 'OK' } end
+  if close_early() then evict() end
+  drop_unfit()
+  return redis.call('ZCARD', run.READY) >= count_wanted and lease() or { 'OK' }
+end)

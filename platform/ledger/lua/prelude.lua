@@ -1,231 +1,188 @@
--- What every transition shares. Loaded in front of each script; the rules are those of policy.py and books.py.
+-- The run's state as every script sees it. Loaded in front of each script, followed by lineage.lua, groups.lua,
+-- transition.lua and, for some, learning.lua; the rules are those of policy.py, books.py and the files beside them.
 --
 -- KEYS[1] is always {run}:meta; all other keys are derived from it and share its hash tag (P4):
---   {run}:meta      hash    head next_number fence sequence dispatched zero_variance score_sum score_count
---                           payload_bytes revision stop_reason fatelog
---   {run}:limits    hash    LedgerLimits, written by the first connection
---   {run}:fates     hash    fate -> attempts            {run}:refused   hash    verdict -> puts
---   {run}:fatelog   list    "group sample attempt fate" of every change of a fate, with " version" if trained; the
---                           last one's position is the field fatelog of {run}:meta
---   {run}:versions  hash    number -> "parent batches fence content_hash"
---   {run}:reserved  hash    staged number -> fence      {run}:heads     stream  wakes those who watch the head
---   {run}:open      zset    group -> deadline           {run}:ready     zset    group -> group
---   {run}:leased    zset    group -> end of the lease   {run}:consumed  zset    group -> consuming version
---   {run}:g:N       hash    one unfinished group (P10): version size dispatched state ended live low high oldest
---                           bytes deliveries fence target consumed_by, and for slot i: i:attempt i:state i:hash
---                           i:payload i:file i:score i:oldest i:fate (absent: attempt 0, running)
---   {run}:clock     string  for tests and simulations only: seconds that stand in for the server's time
+--   {run}:meta       hash    head next_number fence holder learner_seen sequence dispatched zero_variance score_sum
+--                            score_count payload_bytes protection_lost revision stop_reason fatelog epoch;
+--                            server_run and run_revision (of the present server process, and the revision at its
+--                            start), suspect and lost (1: see transition.lua), pin_term_s and retire_after (retire.lua);
+--                            due (no deadline or lease ends before), limits (packed, for the scripts),
+--                            clock (tests and simulations only: seconds that stand in for the server's time)
+--   {run}:limits     hash    LedgerLimits, written by the first connection
+--   {run}:counts     hash    fate:FATE, refused:VERDICT, lag:LAG -> attempts or puts; seconds:FATE -> seconds of play;
+--                            length:KIND:BUCKET -> attempts
+--   {run}:fatelog    list    "group sample attempt fate" of every change of a fate, with " version" if trained; the
+--                            last one's position is the field fatelog of {run}:meta
+--   {run}:versions   hash    number -> "parent batches fence content_hash"
+--   {run}:reserved   hash    staged number -> fence     {run}:heads     stream  wakes those who watch the head
+--   {run}:g:N        string  one unfinished group (P10), packed: see groups.lua
+--   {run}:p:N:I:HASH string  the payload of slot I, from its put to the commit
+--   {run}:open       zset    group -> its deadline or the end of its dispatch lease (P2), whichever is sooner
+--   {run}:pinned     zset    open group -> its version   {run}:waiting   zset    open group that nobody plays -> itself
+--   {run}:ready      zset    group -> itself            {run}:leased    zset    group -> end of the lease
+--   {run}:oldest     zset    "VERSION:group" -> version: ready groups by the versions that their lag hangs on
+--   {run}:poison     zset    ready group that was delivered too often -> itself
+--   {run}:ages       zset    ready group -> when it was dispatched, if the run has a limit of age (P17)
+--   {run}:consumed   zset    group -> consuming version
+--   {run}:restarts   list    "position restarts" of groups lost to lag (P16)
+--   {run}:allowed    hash    environment -> packed list of its versions (P17)
 --
--- A script that writes fates writes fatelog too.
+-- ARGV[1] is always the highest revision that the client has seen (P8). A reply is {'OK', revision, ...} or
+-- {KIND, revision, message}; KIND is REWOUND, FENCED, REFUSED or ERROR. Scripts never raise on purpose, so that what
+-- time alone has changed is kept even when the request itself is refused.
 --
--- A reply is {'OK', ...} or {KIND, message}; KIND is FENCED, REFUSED or ERROR. Scripts never raise on purpose, so that
--- what time alone has changed is kept even when the request itself is refused.
+-- No index is walked as a whole where its size is that of the queue. What a script changes is held back and written
+-- once, at its end: a group is unpacked and packed once for all its members.
+--
+-- Everything shared is a field of `run`. A local for each would be captured by every function anew at every call, which
+-- costs several times as much as all the rest of a short script.
 
-local META = KEYS[1]
-local PREFIX = string.sub(META, 1, -5)
-local FATES, REFUSED, VERSIONS = PREFIX .. 'fates', PREFIX .. 'refused', PREFIX .. 'versions'
-local FATELOG, FATELOG_MOST = PREFIX .. 'fatelog', 1000000
-local OPEN, READY = PREFIX .. 'open', PREFIX .. 'ready'
-local LEASED, CONSUMED = PREFIX .. 'leased', PREFIX .. 'consumed'
-local IN_FLIGHT = 'in_flight'
-local NO_VERSION = -1
-local SWEPT = '-'
-local RUNNING, DONE = false, 'done'
+local run = {
+  IN_FLIGHT = 'in_flight', TRAINED = 'trained', FAILED = 'failed:infrastructure',
+  NO_VERSION = -1,
+  EPOCH_ATTEMPTS = 1000, EPOCH_FENCES = 1000000, EPOCH_REVISIONS = 1000000000000, -- as in policy.py
+  FATELOG_MOST = 1000000,
+  CHUNK = 2000, -- most arguments of one call: Lua's stack takes 8000
+  meta = {}, meta_changed = {}, log_lines = {},
+  counts = { fate = {}, refused = {}, lag = {}, seconds = {}, length = {} },
+}
 
-local function group_key(group) return PREFIX .. 'g:' .. group end
-local function meta(field) return redis.call('HGET', META, field) end
-local function limit(field) return tonumber(redis.call('HGET', PREFIX .. 'limits', field)) end
-local function seconds(value) return string.format('%.6f', value) end
+run.META = KEYS[1]
+run.PREFIX = string.sub(run.META, 1, -5)
+run.COUNTS, run.VERSIONS, run.RESERVED = run.PREFIX .. 'counts', run.PREFIX .. 'versions', run.PREFIX .. 'reserved'
+run.RESTARTS, run.FATELOG = run.PREFIX .. 'restarts', run.PREFIX .. 'fatelog'
 
-local function number(key, field)
-  return tonumber(redis.call('HGET', key, field) or 0)
+do
+  local flat = redis.call('HGETALL', run.META)
+  for i = 1, #flat, 2 do run.meta[flat[i]] = flat[i + 1] end
 end
 
-local function head()
-  return tonumber(meta('head') or NO_VERSION)
+function run.number(field) return tonumber(run.meta[field] or 0) end
+function run.set(field, value) run.meta[field], run.meta_changed[field] = value, true end
+function run.add(field, amount) run.set(field, run.number(field) + amount) end
+function run.head() return tonumber(run.meta.head or run.NO_VERSION) end
+function run.stopped() return run.meta.stop_reason ~= nil end
+
+function run.limit(field)
+  run.limits = run.limits or cmsgpack.unpack(run.meta.limits)
+  return run.limits[field]
 end
 
 -- P12: time is the server's.
-local function server_time()
-  local fixed = redis.call('GET', PREFIX .. 'clock')
-  if fixed then return tonumber(fixed) end
+if run.meta.clock then
+  run.now = tonumber(run.meta.clock)
+else
   local time = redis.call('TIME')
-  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+  run.now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 end
 
--- P3: the fates of the slots' present attempts move with the state, in the same step, and each leaves a line.
-local function move_fates(group, slots, before, after, version)
-  if #slots == 0 then return end
-  redis.call('HINCRBY', FATES, before, 0 - #slots)
-  redis.call('HINCRBY', FATES, after, #slots)
-  redis.call('HINCRBY', META, 'fatelog', #slots)
-  local length
-  for _, slot in ipairs(slots) do
-    local line = { group, slot, number(group_key(group), slot .. ':attempt'), after, version }
-    length = redis.call('RPUSH', FATELOG, table.concat(line, ' '))
-  end
-  if length > FATELOG_MOST then redis.call('LTRIM', FATELOG, length - FATELOG_MOST, -1) end
-end
-
-local function dispatch(count)
-  redis.call('HINCRBY', META, 'dispatched', count)
-  redis.call('HINCRBY', FATES, IN_FLIGHT, count)
-end
-
--- Lineage -------------------------------------------------------------------------------------------------------------
-
-local nodes = {}
-local function node(version)
-  if nodes[version] == nil then
-    local text = redis.call('HGET', VERSIONS, version)
-    if not text then return nil end
-    local parent, batches = string.match(text, '^(%-?%d+) (%d+) ')
-    nodes[version] = { parent = tonumber(parent), batches = tonumber(batches) }
-  end
-  return nodes[version]
-end
-
--- P14, as policy.path_lag: most + 1 stands for everything above the limit.
-local function path_lag(parent, ahead, version, most)
-  if not node(parent) or not node(version) then return most + 1 end
-  local upper, lower = parent, version
-  local total = node(parent).batches + ahead + node(version).batches
-  while true do
-    local lag = total - node(upper).batches - node(lower).batches
-    if lag > most then return most + 1 end
-    if upper == lower then return lag end
-    if upper > lower then upper = node(upper).parent else lower = node(lower).parent end
-    if upper == NO_VERSION or lower == NO_VERSION then return most + 1 end
-  end
-end
-
-local function is_ancestor(ancestor, version)
-  while version > ancestor and node(version) do version = node(version).parent end
-  return version == ancestor and node(version) ~= nil
-end
-
-local function group_lag(group, parent, ahead, most)
-  local worst = 0
-  for version in string.gmatch(redis.call('HGET', group_key(group), 'oldest'), '%-?%d+') do
-    worst = math.max(worst, path_lag(parent, ahead, tonumber(version), most))
-  end
-  return worst
-end
-
--- Groups --------------------------------------------------------------------------------------------------------------
-
--- Servers order groups of one score as texts; decisions, and with them the log of fates, go by number.
-local function by_number(groups)
-  table.sort(groups, function(one, other) return tonumber(one) < tonumber(other) end)
-  return groups
-end
-
-local function slots_in(group, state)
-  local key, found = group_key(group), {}
-  for slot = 0, number(key, 'size') - 1 do
-    if redis.call('HGET', key, slot .. ':state') == state then table.insert(found, slot) end
-  end
-  return found
-end
-
--- Negative counts are written as 0 - n: Lua's -0 is no integer to the server.
-local function forget_payload(group, slot, size_bytes)
-  redis.call('HDEL', group_key(group), slot .. ':payload')
-  redis.call('HINCRBY', group_key(group), 'bytes', 0 - size_bytes)
-  redis.call('HINCRBY', META, 'payload_bytes', 0 - size_bytes)
-end
-
--- P10: a finished group leaves no key.
-local function delete_group(group)
-  local key = group_key(group)
-  redis.call('HINCRBY', META, 'payload_bytes', 0 - number(key, 'bytes'))
-  for _, index in ipairs({ OPEN, READY, LEASED, CONSUMED }) do redis.call('ZREM', index, group) end
-  redis.call('DEL', key)
-end
-
-local function drop_group(group, reason)
-  move_fates(group, slots_in(group, DONE), IN_FLIGHT, 'dropped:' .. reason)
-  delete_group(group)
-end
-
--- Closed, or given back to be delivered again. Never in a stopped run: a stop leaves none open or leased.
-local function to_ready(group)
-  for _, index in ipairs({ OPEN, LEASED, CONSUMED }) do redis.call('ZREM', index, group) end
-  redis.call('HSET', group_key(group), 'state', 'ready')
-  redis.call('ZADD', READY, group, group)
-end
-
--- P20: all slots have ended, so the group becomes ready or leaves at once.
-local function close_group(group)
-  local key = group_key(group)
-  local live = number(key, 'live')
-  if live < limit('min_group') then
-    drop_group(group, 'too_few')
-  elseif limit('drop_zero_variance') == 1 and number(key, 'low') == number(key, 'high') then
-    redis.call('HINCRBY', META, 'zero_variance', 1)
-    drop_group(group, 'zero_variance')
-  else
-    to_ready(group)
-  end
-end
-
-local function end_running(group, fate)
-  local key, running = group_key(group), slots_in(group, RUNNING)
-  move_fates(group, running, IN_FLIGHT, fate)
-  for _, slot in ipairs(running) do
-    redis.call('HSET', key, slot .. ':state', 'ended', slot .. ':hash', SWEPT)
-  end
-  redis.call('HSET', key, 'ended', number(key, 'size'))
-end
-
-local function is_leased_to(group, fence)
-  local found = redis.call('HMGET', group_key(group), 'state', 'fence')
-  return found[1] == 'leased' and tonumber(found[2]) == fence
-end
-
--- Beginning -----------------------------------------------------------------------------------------------------------
-
--- What time alone changes: groups over their deadline (case E7), learner leases that ran out.
-local function sweep(now)
-  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', OPEN, '-inf', seconds(now)))) do
-    end_running(group, 'failed:infrastructure')
-    close_group(group)
-  end
-  for _, group in ipairs(by_number(redis.call('ZRANGEBYSCORE', LEASED, '-inf', seconds(now)))) do to_ready(group) end
-end
-
--- Every transition begins here; the revision of P8 never goes back.
-local function begin()
-  local now = server_time()
-  redis.call('HINCRBY', META, 'revision', 1)
-  sweep(now)
-  return now
-end
-
-local function fenced(fence)
-  local present = number(META, 'fence')
-  if fence == present then return nil end
-  return { 'FENCED', 'fence ' .. fence .. ' is not the present one, ' .. present
-    .. ': another learner holds the run, or it was stopped' }
-end
-
--- Whoever was the learner is so no longer, and its reservations are void.
-local function raise_fence()
-  redis.call('DEL', PREFIX .. 'reserved')
-  return redis.call('HINCRBY', META, 'fence', 1)
-end
-
-local function not_leased(fence, first)
-  for i = first, #ARGV do
-    if not is_leased_to(ARGV[i], fence) then
-      return { 'ERROR', 'group ' .. ARGV[i] .. ' is not leased to fence ' .. fence
-        .. '; its lease ran out or it is gone' }
+-- Call a command with as many arguments as there are.
+function run.many(command, key, values)
+  for first = 1, #values, run.CHUNK do
+    local last = math.min(first + run.CHUNK - 1, #values)
+    if key then
+      redis.call(command, key, unpack(values, first, last))
+    else
+      redis.call(command, unpack(values, first, last))
     end
   end
-  return nil
 end
 
-local function move_head(version)
-  redis.call('HSET', META, 'head', version)
-  redis.call('XADD', PREFIX .. 'heads', 'MAXLEN', 16, '*', 'head', version)
+-- Servers order members of one score as texts; decisions, and with them the log of fates, go by number.
+function run.by_number(members)
+  local numbers = {}
+  for i, member in ipairs(members) do numbers[i] = tonumber(member) end
+  table.sort(numbers)
+  return numbers
+end
+
+-- Deadlines and leases: `due` spares a look at the indexes until there is something to see.
+function run.note_due(at)
+  if at < tonumber(run.meta.due or math.huge) then run.set('due', at) end
+end
+
+function run.schedule(index, number, at)
+  redis.call('ZADD', index, at, number)
+  run.note_due(at)
+end
+
+function run.all_of(index) return run.by_number(redis.call('ZRANGE', index, 0, -1)) end
+
+function run.sorted_keys(values)
+  local keys = {}
+  for key in pairs(values) do table.insert(keys, key) end
+  table.sort(keys)
+  return keys
+end
+
+-- The different scores of an index, ascending: one call for each of them, however many members there are.
+function run.scores_of(index)
+  local found, low = {}, '-inf'
+  while true do
+    local next_one = redis.call('ZRANGEBYSCORE', index, low, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if #next_one == 0 then return found end
+    table.insert(found, tonumber(next_one[2]))
+    low = '(' .. next_one[2]
+  end
+end
+
+-- Counts --------------------------------------------------------------------------------------------------------------
+
+-- By how much a count of {run}:counts changes; they are read and written at the end.
+function run.count(kind, name, amount)
+  local changes = run.counts[kind]
+  changes[name] = (changes[name] or 0) + amount
+end
+
+function run.dispatch(attempts)
+  run.add('dispatched', attempts)
+  run.count('fate', run.IN_FLIGHT, attempts)
+end
+
+-- The end -------------------------------------------------------------------------------------------------------------
+
+function run.write_log()
+  local lines = run.log_lines
+  if #lines == 0 then return end
+  run.many('RPUSH', run.FATELOG, lines)
+  run.add('fatelog', #lines)
+  run.log_lines = {}
+  local length = redis.call('LLEN', run.FATELOG)
+  if length > run.FATELOG_MOST then redis.call('LTRIM', run.FATELOG, length - run.FATELOG_MOST, -1) end
+end
+
+function run.write_counts()
+  local fields, changes = {}, {}
+  for kind, names in pairs(run.counts) do
+    for name, change in pairs(names) do
+      if change ~= 0 then
+        fields[#fields + 1] = kind .. ':' .. name
+        changes[#changes + 1] = change
+      end
+    end
+    run.counts[kind] = {}
+  end
+  if #fields == 0 then return end
+  local values = {}
+  for i, before in ipairs(redis.call('HMGET', run.COUNTS, unpack(fields))) do
+    values[#values + 1] = fields[i]
+    values[#values + 1] = tonumber(before or 0) + changes[i]
+  end
+  run.many('HSET', run.COUNTS, values)
+end
+
+function run.write_meta()
+  local changed, removed = {}, {}
+  for field in pairs(run.meta_changed) do
+    local value = run.meta[field]
+    if value == nil then
+      removed[#removed + 1] = field
+    else
+      changed[#changed + 1] = field
+      changed[#changed + 1] = value
+    end
+  end
+  run.many('HSET', run.META, changed)
+  run.many('HDEL', run.META, removed)
+  run.meta_changed = {}
 end

@@ -1,20 +1,21 @@
 -- Every count, from one step (P3).
--- KEYS: 1 {run}:meta; reads meta, fates, refused, versions, open, ready, leased, consumed.  ARGV: none.
--- Reply: OK, flat fates, flat refusals, head, batches of the head, open, ready, leased, consumed, stopped (0 or 1),
---        then fence, sequence, dispatched, zero_variance, score_sum, score_count, payload_bytes, revision.
-begin()
-local present = head()
-return {
-  'OK',
-  redis.call('HGETALL', FATES),
-  redis.call('HGETALL', REFUSED),
-  present,
-  present == NO_VERSION and 0 or node(present).batches,
-  redis.call('ZCARD', OPEN),
-  redis.call('ZCARD', READY),
-  redis.call('ZCARD', LEASED),
-  redis.call('ZCARD', CONSUMED),
-  meta('stop_reason') and 1 or 0,
-  redis.call('HMGET', META, 'fence', 'sequence', 'dispatched', 'zero_variance', 'score_sum', 'score_count',
-    'payload_bytes', 'revision'),
-}
+-- KEYS: 1 {run}:meta; reads meta, counts, versions and the sizes of the indexes.  ARGV: seen.
+-- Reply: OK, revision, flat counts, batches of the head, open, ready, leased, consumed, waiting, restarts, now, flat meta.
+return run.look(function()
+  run.write_log()
+  run.write_counts()
+  run.write_meta()
+  return {
+    'OK',
+    redis.call('HGETALL', run.COUNTS),
+    run.head() == run.NO_VERSION and 0 or run.node(run.head()).batches,
+    redis.call('ZCARD', run.OPEN),
+    redis.call('ZCARD', run.READY),
+    redis.call('ZCARD', run.LEASED),
+    redis.call('ZCARD', run.CONSUMED),
+    redis.call('ZCARD', run.WAITING),
+    redis.call('LLEN', run.RESTARTS),
+    run.seconds_text(run.now),
+    redis.call('HGETALL', run.META), -- with `limits`, which is no text
+  }
+end)

@@ -35,7 +35,8 @@ class RunLogger(Protocol):
         Args:
             run: its id, the name under which it appears.
             config: the recipe as plain data; secrets in it are references and stay so.
-            root: the run root, a local folder where the logger writes files.
+            root: a local folder, below which the logger writes its files into `logs/`: the run root, or what stands for
+                it on this node where the run root is remote.
         """
 
     def log(self, point: Point) -> None:

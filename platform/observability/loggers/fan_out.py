@@ -55,7 +55,8 @@ class Loggers:
         self._closed = False
 
     def start(self, run: str, config: Mapping[str, Any], root: str) -> None:
-        """Open the run in every logger; returns at once. `config` is the recipe with its secrets as references."""
+        """Open the run in every logger; returns at once. `config` is the recipe with its secrets as references, `root`
+        a local folder (see `RunLogger.start`)."""
         for logger in self._loggers:
             logger.start(run, config, root)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.platform.config.loggers import LoggerConfig, MlflowConfig, WandbConfig
+from headrace.platform.config.loggers import LoggerConfig, WandbConfig
 from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.errors import ConfigError
 from headrace.platform.observability.loggers.contract import RunLogger
@@ -13,7 +13,6 @@ from headrace.platform.observability.loggers.mlflow_logger import MlflowLogger
 from headrace.platform.observability.loggers.packages import require
 from headrace.platform.observability.loggers.tensorboard_logger import TensorboardLogger
 from headrace.platform.observability.loggers.wandb_logger import WandbLogger
-from headrace.platform.store.files import is_local, open_url
 
 LOGGERS: dict[str, Callable[[Any, SecretValues], RunLogger]] = {
     "wandb": WandbLogger,
@@ -28,12 +27,11 @@ def build_loggers(configs: Sequence[LoggerConfig], secrets: SecretValues) -> dic
     return {config.kind: LOGGERS[config.kind](config, secrets) for config in configs}
 
 
-def check_loggers(configs: Sequence[LoggerConfig], runs_dir: str, env: Mapping[str, str] = os.environ) -> None:
+def check_loggers(configs: Sequence[LoggerConfig], env: Mapping[str, str] = os.environ) -> None:
     """Refuse loggers that could not work, before anything starts. Imports none of their packages.
 
     Raises:
-        ConfigError: a package or a secret is missing (the message names the fix), or files of a logger would have to
-            lie on a remote run root.
+        ConfigError: a package or a secret is missing; the message names the fix.
     """
     for config in configs:
         require(config.kind)
@@ -41,11 +39,6 @@ def check_loggers(configs: Sequence[LoggerConfig], runs_dir: str, env: Mapping[s
             resolve(value, env=env)
         if isinstance(config, WandbConfig) and config.mode == "online":
             _check_wandb_login(config, env)
-        elsewhere = isinstance(config, MlflowConfig) and config.tracking_uri
-        if not elsewhere and not is_local(open_url(runs_dir)[0]):
-            raise ConfigError(
-                f"loggers: {config.kind} writes files into the run root, but runs_dir {runs_dir} is remote"
-            )
 
 
 def _check_wandb_login(config: WandbConfig, env: Mapping[str, str]) -> None:

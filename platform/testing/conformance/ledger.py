@@ -1,16 +1,21 @@
 """What every `Ledger` must do. Run each function of `LEDGER_SUITE` on a factory of yours.
 
 A factory takes limits and gives an async context manager around a `LedgerHarness` with a fresh ledger. This file holds
-the workers' half (admission, put, deadlines, stop); `ledger_learner.py` the learner's, `ledger_fates.py` the log's.
+the workers' half (admission, put, deadlines, stop); the other `ledger_*.py` files have theirs.
 """
 
 from headrace.platform.errors import LedgerError
 from headrace.platform.records.delivery import Outcome, Refusal, Submission, Verdict
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import CancelReason, Purpose
+from headrace.platform.testing.conformance.ledger_dispatch import DISPATCH_CASES
 from headrace.platform.testing.conformance.ledger_fates import FATE_CASES
+from headrace.platform.testing.conformance.ledger_fence import FENCE_CASES
 from headrace.platform.testing.conformance.ledger_harness import LedgerCase, LedgerFactory, limits, raises
+from headrace.platform.testing.conformance.ledger_lag import LAG_CASES
 from headrace.platform.testing.conformance.ledger_learner import LEARNER_CASES
+from headrace.platform.testing.conformance.ledger_recovery import RECOVERY_CASES
+from headrace.platform.testing.conformance.ledger_reports import REPORT_CASES
 
 
 async def finished_groups_free_their_room_at_once(factory: LedgerFactory) -> None:
@@ -18,7 +23,7 @@ async def finished_groups_free_their_room_at_once(factory: LedgerFactory) -> Non
     async with factory(limits(batch_groups=4, max_lag=0)) as h:
         await h.begin()
         tickets = await h.admit(0, 4)
-        assert (await h.ledger.admit(0, 2, 1)).refusal is Refusal.CAPACITY
+        assert (await h.ledger.admit(0, 2, 1, "worker")).refusal is Refusal.CAPACITY
         await h.finish(tickets, scores=(1.0, 1.0))
         assert (await h.stats()).groups_open == 0
         await h.admit(0, 4)
@@ -29,9 +34,9 @@ async def capacity_counts_batches_not_versions(factory: LedgerFactory) -> None:
     async with factory(limits(batch_groups=4)) as h:
         fence = await h.begin()
         version = await h.publish(fence, 0, batches=100)
-        assert len((await h.ledger.admit(version, 2, 3)).tickets) == 3
-        assert len((await h.ledger.admit(version, 2, 408)).tickets) == 5
-        refused = await h.ledger.admit(version, 2, 1)
+        assert len((await h.ledger.admit(version, 2, 3, "worker")).tickets) == 3
+        assert len((await h.ledger.admit(version, 2, 408, "worker")).tickets) == 5
+        refused = await h.ledger.admit(version, 2, 1, "worker")
         assert refused.refusal is Refusal.CAPACITY
         assert not refused.tickets
 
@@ -41,10 +46,10 @@ async def older_versions_get_less_room(factory: LedgerFactory) -> None:
     async with factory(limits(batch_groups=4)) as h:
         fence = await h.begin()
         await h.publish(fence, 0)
-        assert len((await h.ledger.admit(0, 2, 99)).tickets) == 4
+        assert len((await h.ledger.admit(0, 2, 99, "worker")).tickets) == 4
         await h.finish(await h.admit(1, 4))
         await h.ledger.lease(fence, 1, 0, 4)
-        assert (await h.ledger.admit(1, 2, 1)).refusal is Refusal.CAPACITY
+        assert (await h.ledger.admit(1, 2, 1, "worker")).refusal is Refusal.CAPACITY
 
 
 async def a_full_queue_refuses_and_evicts_nothing(factory: LedgerFactory) -> None:
@@ -52,7 +57,7 @@ async def a_full_queue_refuses_and_evicts_nothing(factory: LedgerFactory) -> Non
     async with factory(limits()) as h:
         await h.begin()
         await h.ready(0, 4)
-        admission = await h.ledger.admit(0, 2, 1)
+        admission = await h.ledger.admit(0, 2, 1, "worker")
         assert admission.refusal is Refusal.CAPACITY
         assert (await h.stats()).groups_ready == 4
         await h.expect_fates(in_flight=8)
@@ -65,7 +70,7 @@ async def admitted_attempts_are_never_blocked(factory: LedgerFactory) -> None:
         tickets = await h.admit(0, 4)
         for ticket in tickets:
             assert await h.put(h.done(ticket.group, 0, 1.0, 0)) == [Verdict.ACCEPTED]
-        assert (await h.ledger.admit(0, 2, 1)).refusal is Refusal.CAPACITY
+        assert (await h.ledger.admit(0, 2, 1, "worker")).refusal is Refusal.CAPACITY
         for ticket in tickets:
             assert await h.put(h.done(ticket.group, 1, 0.0, 0)) == [Verdict.ACCEPTED]
         assert (await h.stats()).groups_ready == 4
@@ -74,14 +79,14 @@ async def admitted_attempts_are_never_blocked(factory: LedgerFactory) -> None:
 async def admission_says_why_not(factory: LedgerFactory) -> None:
     """No head, an unknown version, one over the limit: three refusals that clear by themselves."""
     async with factory(limits()) as h:
-        assert (await h.ledger.admit(0, 2, 1)).refusal is Refusal.NO_HEAD
+        assert (await h.ledger.admit(0, 2, 1, "worker")).refusal is Refusal.NO_HEAD
         fence = await h.begin()
-        assert (await h.ledger.admit(7, 2, 1)).refusal is Refusal.STALE_VERSION
+        assert (await h.ledger.admit(7, 2, 1, "worker")).refusal is Refusal.STALE_VERSION
         await h.publish(fence, 0, batches=2)
-        assert (await h.ledger.admit(0, 2, 1)).refusal is Refusal.STALE_VERSION
+        assert (await h.ledger.admit(0, 2, 1, "worker")).refusal is Refusal.STALE_VERSION
         tickets = await h.admit(1, 2)
         assert [ticket.group for ticket in tickets] == [0, 1], "group numbers are the dispatch sequence, from 0 (P10)"
-        await raises(LedgerError, h.ledger.admit(1, 1, 1))
+        await raises(LedgerError, h.ledger.admit(1, 1, 1, "worker"))
 
 
 async def late_attempts_are_refused_and_counted(factory: LedgerFactory) -> None:
@@ -227,9 +232,9 @@ async def stop_closes_the_books(factory: LedgerFactory) -> None:
         stats = await h.stats()
         assert (stats.groups_open, stats.groups_ready, stats.groups_leased, stats.groups_consumed) == (0, 0, 0, 1)
         assert (stats.payload_bytes, stats.stopped) == (0, True)
-        assert (await h.ledger.admit(0, 2, 1)).refusal is Refusal.STOPPED
+        assert (await h.ledger.admit(0, 2, 1, "worker")).refusal is Refusal.STOPPED
         assert await h.put(h.done(3, 1, 1.0, 0)) == [Verdict.LATE]
-        assert [notice.reason for notice in await h.ledger.cancelled([3])] == [CancelReason.STOPPED]
+        assert [notice.reason for notice in await h.ledger.renew("worker", [3])] == [CancelReason.STOPPED]
         await h.expect_fates(trained=2, dropped_stopped=5, cancelled_stopped=1)
 
 
@@ -251,7 +256,12 @@ LEDGER_SUITE: dict[str, LedgerCase] = {
         groups_without_variance_leave_at_once,
         cancelled_attempts_have_a_reason,
         stop_closes_the_books,
+        *DISPATCH_CASES,
         *LEARNER_CASES,
+        *LAG_CASES,
+        *FENCE_CASES,
+        *REPORT_CASES,
+        *RECOVERY_CASES,
         *FATE_CASES,
     )
 }

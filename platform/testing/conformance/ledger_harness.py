@@ -1,4 +1,4 @@
-"""What the ledger suite plays with: a ledger, its clock, and the usual moves of workers and learner."""
+"""What the ledger suite plays with: a ledger, its clock, its mishaps, and the usual moves of workers and learner."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -19,22 +19,38 @@ from headrace.platform.records.delivery import (
     Verdict,
 )
 from headrace.platform.records.ids import AttemptId
-from headrace.platform.records.status import FaultOwner
+from headrace.platform.records.status import CancelReason, FaultOwner
 
 
 def limits(**changes: Any) -> LedgerLimits:
-    """Limits of the suite: batches of 2 groups, lag limit 1; a minute for a group and for a lease."""
-    usual = {"batch_groups": 2, "max_lag": 1, "group_deadline_s": 60.0, "learner_lease_s": 60.0}
+    """Limits of the suite: batches of 2 groups, lag limit 1; a minute for a group and for a learner's lease, ten for a
+    worker's."""
+    usual = {
+        "batch_groups": 2,
+        "max_lag": 1,
+        "group_deadline_s": 60.0,
+        "learner_lease_s": 60.0,
+        "dispatch_lease_s": 600.0,
+    }
     return LedgerLimits(**(usual | changes))
 
 
 @dataclass(kw_only=True, slots=True)
 class LedgerHarness:
-    """A fresh ledger of `run`. `advance` lets its time pass by so many seconds without waiting for them."""
+    """A fresh ledger of `run`. `advance` lets its time pass by so many seconds without waiting for them.
+
+    The others are what may happen to a server; a ledger without them skips the cases that need them. `mark` returns a
+    token for its present state and `rewind` puts that state back, as a server that has lost its last writes; `wipe`
+    leaves an empty server, and `restart` one that has lost nothing. None of them tells the client.
+    """
 
     ledger: Ledger
     run: str
     advance: Callable[[float], Awaitable[None]]
+    mark: Callable[[], Awaitable[object]] | None = None
+    rewind: Callable[[object], Awaitable[None]] | None = None
+    wipe: Callable[[], Awaitable[None]] | None = None
+    restart: Callable[[], Awaitable[None]] | None = None
 
     # --- the learner's moves ------------------------------------------------------------------------------------------
 
@@ -74,9 +90,9 @@ class LedgerHarness:
 
     # --- the workers' moves -------------------------------------------------------------------------------------------
 
-    async def admit(self, version: int, groups: int, size: int = 2) -> Sequence[GroupTicket]:
+    async def admit(self, version: int, groups: int, size: int = 2, holder: str = "worker") -> Sequence[GroupTicket]:
         """Admit exactly `groups` groups."""
-        admission = await self.ledger.admit(version, size, groups)
+        admission = await self.ledger.admit(version, size, groups, holder)
         assert len(admission.tickets) == groups, f"admitted {len(admission.tickets)} of {groups}: {admission.refusal}"
         return admission.tickets
 
@@ -84,8 +100,18 @@ class LedgerHarness:
         """An attempt of this run."""
         return AttemptId(self.run, group, sample, attempt)
 
-    def done(self, group: int, sample: int, score: float, version: int, attempt: int = 0) -> Submission:
-        """A finished episode."""
+    def done(
+        self,
+        group: int,
+        sample: int,
+        score: float,
+        version: int,
+        attempt: int = 0,
+        *,
+        newest: int | None = None,
+        environment: str = "",
+    ) -> Submission:
+        """A finished episode whose action tokens are of `version` to `newest`, which is `version` by default."""
         attempt_id = self.attempt(group, sample, attempt)
         return Submission(
             attempt_id=attempt_id,
@@ -95,8 +121,17 @@ class LedgerHarness:
             store_file=f"episodes/{group}.parquet",
             score=score,
             oldest_version=version,
+            newest_version=version if newest is None else newest,
+            environment=environment,
             action_tokens=3,
         )
+
+    def cancelled(
+        self, group: int, sample: int, attempt: int = 0, reason: CancelReason = CancelReason.LAG
+    ) -> Submission:
+        """An attempt that was stopped before it ended."""
+        attempt_id = self.attempt(group, sample, attempt)
+        return Submission(attempt_id=attempt_id, outcome=Outcome.CANCELLED, reason=reason)
 
     def failed(self, group: int, sample: int, attempt: int = 0, *, retryable: bool = True) -> Submission:
         """An attempt that the infrastructure ended."""
@@ -116,11 +151,11 @@ class LedgerHarness:
         return await self.ledger.put(submissions)
 
     async def finish(self, tickets: Sequence[GroupTicket], scores: Sequence[float] = (0.0, 1.0)) -> None:
-        """Put every episode of the groups; sample i scores `scores[i]`."""
+        """Put every episode that the tickets ask for; sample i scores `scores[i]`."""
         for ticket in tickets:
             submissions = [
-                self.done(ticket.group, sample, scores[sample % len(scores)], ticket.version)
-                for sample in range(ticket.size)
+                self.done(ticket.group, sample, scores[sample % len(scores)], ticket.version, attempt)
+                for sample, attempt in ticket.attempts
             ]
             verdicts = set(await self.put(*submissions))
             assert verdicts == {Verdict.ACCEPTED}, f"the episodes of group {ticket.group} were answered {verdicts}"
@@ -152,12 +187,12 @@ LedgerFactory = Callable[[LedgerLimits], AbstractAsyncContextManager[LedgerHarne
 LedgerCase = Callable[[LedgerFactory], Awaitable[None]]
 
 
-async def raises(kind: type[Exception], call: Awaitable[object]) -> None:
-    """Assert that `call` raises `kind`."""
+async def raises(kind: type[Exception], call: Awaitable[object]) -> str:
+    """Assert that `call` raises `kind`; the message."""
     try:
         result = await call
-    except kind:
-        return
+    except kind as error:
+        return str(error)
     raise AssertionError(f"expected {kind.__name__}, got {result!r}")
 
 

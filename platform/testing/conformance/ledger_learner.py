@@ -1,10 +1,10 @@
-"""The learner's half of the ledger suite: lag, leases, commits, fences, settling and rollback."""
+"""The learner's half of the ledger suite: lag, leases, commits, settling and rollback."""
 
 import asyncio
 
 from msgspec.structs import replace
 
-from headrace.platform.errors import CommitRefused, Fenced, LedgerError
+from headrace.platform.errors import CommitRefused, LedgerError
 from headrace.platform.ledger.policy import NO_VERSION
 from headrace.platform.records.delivery import Refusal, Verdict
 from headrace.platform.records.status import CancelReason
@@ -33,7 +33,7 @@ async def settled_episodes_never_come_again(factory: LedgerFactory) -> None:
         fence = await h.begin()
         version = await _killed_after_two_of_six(h, fence)
         await h.ledger.settle(fence, version)
-        fence = await h.ledger.acquire_learner("second")
+        fence = await h.ledger.acquire_learner("second", takeover=True)
         await h.ledger.rollback(fence, version)
         again = await h.ledger.lease(fence, version, 0, 6)
         assert numbers(again) == [2, 3, 4, 5, 6, 7]
@@ -47,7 +47,7 @@ async def published_episodes_come_once_more(factory: LedgerFactory) -> None:
     async with factory(limits(**_SINGLES)) as h:
         fence = await h.begin()
         await _killed_after_two_of_six(h, fence)
-        fence = await h.ledger.acquire_learner("second")
+        fence = await h.ledger.acquire_learner("second", takeover=True)
         await h.ledger.rollback(fence, 0)
         await h.expect_fates(in_flight=8)
         again = await h.ledger.lease(fence, 0, 0, 8)
@@ -113,9 +113,9 @@ async def limit_zero_means_zero(factory: LedgerFactory) -> None:
     async with factory(limits(max_lag=0)) as h:
         fence = await h.begin()
         tickets = await h.admit(0, 2)
-        assert await h.ledger.cancelled([0, 1]) == []
+        assert await h.ledger.renew("worker", [0, 1]) == []
         await h.publish(fence, 0)
-        assert [notice.reason for notice in await h.ledger.cancelled([0, 1])] == [CancelReason.LAG] * 2
+        assert [notice.reason for notice in await h.ledger.renew("worker", [0, 1])] == [CancelReason.LAG] * 2
         await h.finish(tickets)
         assert await h.ledger.lease(fence, 1, 0, 2) == []
         await h.ready(1, 2)
@@ -134,32 +134,6 @@ async def unpublished_batches_count(factory: LedgerFactory) -> None:
         stats = await h.stats()
         assert (stats.head, stats.head_batches) == (1, 3)
         await h.expect_fates(trained=6)
-
-
-async def one_learner_wins(factory: LedgerFactory) -> None:
-    """Case Q18: two learners publish at once; the older one is fenced off and the head is never torn (P7)."""
-    async with factory(limits()) as h:
-        old = await h.begin()
-        await h.ready(0, 2)
-        leased = await h.ledger.lease(old, 0, 0, 2)
-        number = await h.ledger.stage(old)
-        new = await h.ledger.acquire_learner("second")
-        assert new > old
-        await raises(Fenced, h.ledger.commit(h.request(old, number, 0, leased)))
-        for call in (
-            h.ledger.lease(old, 0, 0, 1),
-            h.ledger.extend(old, [0]),
-            h.ledger.release(old, [0]),
-            h.ledger.drop(old, [0], "nan"),
-            h.ledger.stage(old),
-            h.ledger.settle(old, 0),
-            h.ledger.rollback(old, 0),
-        ):
-            await raises(Fenced, call)
-        assert (await h.stats()).head == 0
-        assert numbers(await h.ledger.lease(new, 0, 0, 2)) == [0, 1], "the old learner's leases are released"
-        assert await h.ledger.stage(new) == number + 1, "a number is never used twice (P6)"
-        await raises(CommitRefused, h.ledger.commit(h.request(new, number, 0)))
 
 
 async def commits_meet_every_precondition(factory: LedgerFactory) -> None:
@@ -198,8 +172,8 @@ async def lag_counts_along_the_lineage(factory: LedgerFactory) -> None:
         await h.admit(3, 1)
         await h.admit(10, 1)
         await h.ledger.rollback(fence, 3)
-        assert [(n.group, n.reason) for n in await h.ledger.cancelled([0, 1])] == [(1, CancelReason.ROLLED_BACK)]
-        assert (await h.ledger.admit(10, 2, 1)).refusal is Refusal.STALE_VERSION
+        assert [(n.group, n.reason) for n in await h.ledger.renew("worker", [0, 1])] == [(1, CancelReason.ROLLED_BACK)]
+        assert (await h.ledger.admit(10, 2, 1, "worker")).refusal is Refusal.STALE_VERSION
         await h.put(*(h.done(group, sample, float(sample), version) for group, version in ((0, 3), (1, 10))
                       for sample in (0, 1)))  # fmt: skip
         leased = await h.ledger.lease(fence, 3, 0, 2)
@@ -216,7 +190,7 @@ async def poison_is_dropped(factory: LedgerFactory) -> None:
         await h.ready(0, 1)
         for delivery in range(3):
             assert [group.deliveries for group in await h.ledger.lease(fence, 0, 0, 1)] == [delivery + 1]
-            fence = await h.ledger.acquire_learner(f"learner {delivery}")
+            fence = await h.ledger.acquire_learner(f"learner {delivery}", takeover=True)
         assert await h.ledger.lease(fence, 0, 0, 1) == []
         await h.expect_fates(dropped_poison=2)
         fresh = await h.ready(0, 1)
@@ -291,50 +265,13 @@ async def orphans_do_not_settle(factory: LedgerFactory) -> None:
         await h.publish(fence, 0, await h.ledger.lease(fence, 0, 0, 1))
         await h.publish(fence, 1, await h.ledger.lease(fence, 1, 0, 1))
         await h.ledger.stop("end")
-        fence = await h.ledger.acquire_learner("second")
+        fence = await h.ledger.acquire_learner("second", takeover=True)
         await h.ledger.rollback(fence, 1)
         await h.expect_fates(trained=2, in_flight=2)
         assert numbers(await h.ledger.lease(fence, 1, 0, 1)) == [1]
         await h.ledger.settle(fence, 1)
         assert (await h.stats()).groups_consumed == 0
         await h.admit(1, 1)
-
-
-async def a_stop_takes_the_run_from_its_learner(factory: LedgerFactory) -> None:
-    """Whatever a learner still tries after a stop is Fenced and changes nothing; the next one resumes (P6, P7)."""
-    async with factory(limits(max_lag=4)) as h:
-        fence = await h.begin()
-        await h.ready(0, 3)
-        leased = await h.ledger.lease(fence, 0, 0, 2)
-        before = h.request(fence, await h.ledger.stage(fence), 0, leased[:1])
-        await h.ledger.commit(before)
-        number = await h.ledger.stage(fence)
-        await h.ledger.stop("end")
-        held = [leased[1].group]
-        for call in (
-            h.ledger.commit(h.request(fence, number, 1, leased[1:])),
-            h.ledger.commit(h.request(fence, number, 1)),
-            h.ledger.lease(fence, 1, 0, 1),
-            h.ledger.extend(fence, held),
-            h.ledger.release(fence, held),
-            h.ledger.drop(fence, held, "nan"),
-            h.ledger.stage(fence),
-            h.ledger.settle(fence, 1),
-            h.ledger.rollback(fence, 0),
-        ):
-            await raises(Fenced, call)
-        await h.ledger.commit(before)  # its reply may have been lost
-        await h.expect_fates(trained=2, dropped_stopped=4)
-        stats = await h.stats()
-        assert (stats.head, stats.groups_leased, stats.fates["in_flight"], stats.stopped) == (1, 0, 0, True)
-        after = await h.ledger.acquire_learner("second")
-        assert after > fence + 1, "the fence of the stop belongs to nobody"
-        await raises(CommitRefused, h.ledger.commit(h.request(after, number, 1)))
-        assert (await h.ledger.admit(1, 2, 1)).refusal is Refusal.STOPPED, "only a rollback opens the run"
-        await h.ledger.rollback(after, 1)
-        await h.ready(1, 1)
-        await h.publish(after, 1, await h.ledger.lease(after, 1, 0, 1))
-        await h.expect_fates(trained=4, dropped_stopped=4)
 
 
 async def the_head_can_be_watched(factory: LedgerFactory) -> None:
@@ -363,7 +300,6 @@ LEARNER_CASES: tuple[LedgerCase, ...] = (
     time_in_the_queue_counts,
     limit_zero_means_zero,
     unpublished_batches_count,
-    one_learner_wins,
     commits_meet_every_precondition,
     lag_counts_along_the_lineage,
     poison_is_dropped,
@@ -372,7 +308,6 @@ LEARNER_CASES: tuple[LedgerCase, ...] = (
     consumed_groups_leave_with_the_checkpoint,
     a_checkpoint_settles_its_ancestors_only,
     orphans_do_not_settle,
-    a_stop_takes_the_run_from_its_learner,
     the_head_can_be_watched,
 )
 """Part of `LEDGER_SUITE`."""

@@ -4,7 +4,7 @@ A factory gives an async context manager around a `RegistryHarness` with a fresh
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,43 +28,61 @@ class RegistryHarness:
     advance: Callable[[float], Awaitable[None]]
     fence: int = 0
 
-    async def stage(self, number: int, files: dict[str, bytes] = FILES, fence: int = 1) -> VersionManifest:
+    async def stage(
+        self, number: int, files: Mapping[str, bytes] = FILES, fence: int = 1, parent: VersionManifest | None = None
+    ) -> VersionManifest:
         """Write a version's files; returns a manifest that has not been created yet."""
         path, hashes, content_hash = await self.registry.stage(number, fence, files)
         return VersionManifest(
             ref=VersionRef("policy", number, fence),
-            parent=number - 1 if number else None,
-            parent_hash="",
+            parent=None if parent is None else parent.ref.number,
+            parent_hash="" if parent is None else parent.content_hash,
             fence=fence,
             kind="full",
             content_hash=content_hash,
-            batches=number,
+            batches=0 if parent is None else parent.batches + 1,
             path=path,
             files=hashes,
         )
 
-    async def write(self, number: int, files: dict[str, bytes] = FILES) -> VersionManifest:
+    async def write(self, number: int, files: Mapping[str, bytes] = FILES, fence: int = 1) -> VersionManifest:
         """A version with its manifest, not committed."""
-        manifest = await self.stage(number, files)
+        manifest = await self.stage(number, files, fence)
         await self.registry.manifest(manifest)
         return manifest
 
-    async def publish(self) -> VersionManifest:
-        """The next version: files, manifest, commit, in this order (P8)."""
-        self.fence = self.fence or await self.ledger.acquire_learner("learner")
+    async def take_over(self) -> None:
+        """Become the learner, whoever is."""
+        self.fence = await self.ledger.acquire_learner("learner", takeover=True)
+
+    async def prepare(self, files: Mapping[str, bytes] = FILES) -> VersionManifest:
+        """Stage the version that would follow the head; its manifest has not been created yet."""
+        if not self.fence:
+            await self.take_over()
         head = (await self.ledger.stats()).head
-        number = await self.ledger.stage(self.fence)
-        manifest = await self.write(number)
+        parent = None if head is None else (await self.registry.manifests(after=head - 1))[0]
+        number = await self.ledger.stage(self.fence, await self.registry.highest_number() + 1)
+        return await self.stage(number, files, self.fence, parent)
+
+    async def commit(self, manifest: VersionManifest) -> None:
+        """Publish a version whose manifest exists."""
+        parent = NO_VERSION if manifest.parent is None else manifest.parent
         await self.ledger.commit(
             CommitRequest(
-                fence=self.fence,
-                number=number,
-                parent=NO_VERSION if head is None else head,
+                fence=manifest.fence,
+                number=manifest.ref.number,
+                parent=parent,
                 content_hash=manifest.content_hash,
-                batches=1,
+                batches=0 if parent == NO_VERSION else 1,
                 fates={},
             )
         )
+
+    async def publish(self, files: Mapping[str, bytes] = FILES) -> VersionManifest:
+        """The next version: files, manifest, commit, in this order (P8)."""
+        manifest = await self.prepare(files)
+        await self.registry.manifest(manifest)
+        await self.commit(manifest)
         return manifest
 
 
@@ -133,14 +151,69 @@ async def only_committed_versions_are_seen(factory: RegistryFactory) -> None:
     async with factory() as h:
         first = await h.publish()
         assert await h.registry.watch(NO_VERSION, 30.0) == first
-        await h.write(1)
+        await h.registry.manifest(await h.prepare())
         assert await h.registry.watch(0, 0.01) is None
         waiting = asyncio.create_task(h.registry.watch(0, 30.0))
-        await h.ledger.stage(h.fence)
         second = await h.publish()
         assert await waiting == second
         await h.ledger.rollback(h.fence, 0)
         assert await h.registry.watch(second.ref.number, 0.01) is None
+
+
+async def the_chain_is_read_in_order(factory: RegistryFactory) -> None:
+    """P8: every manifest above a number, in order; orphans are none of them (P6)."""
+    async with factory() as h:
+        assert list(await h.registry.manifests()) == []
+        written = {number: await h.write(number) for number in (0, 3, 1)}
+        await h.stage(7)
+        assert list(await h.registry.manifests()) == [written[0], written[1], written[3]]
+        assert list(await h.registry.manifests(after=0)) == [written[1], written[3]]
+        assert list(await h.registry.manifests(after=3)) == []
+
+
+async def used_numbers_are_remembered(factory: RegistryFactory) -> None:
+    """P6: an orphan has used its number as well as a version, and a version without files still has."""
+    async with factory() as h:
+        assert await h.registry.highest_number() == NO_VERSION
+        await h.write(0)
+        await h.write(1)
+        assert await h.registry.highest_number() == 1
+        await h.registry.retain([0], newest=0)
+        assert await h.registry.highest_number() == 1
+        await h.stage(4)
+        assert await h.registry.highest_number() == 4
+
+
+async def epochs_are_claimed_once(factory: RegistryFactory) -> None:
+    """P8: each claim is above every earlier one, also of those that claim at the same time."""
+    async with factory() as h:
+        first = [await h.registry.claim_epoch() for _ in range(3)]
+        together = await asyncio.gather(*(h.registry.claim_epoch() for _ in range(4)))
+        assert first[0] > 0
+        assert first == sorted(set(first))
+        assert len({*together}) == 4, f"an epoch was claimed twice: {together}"
+        assert min(together) > max(first)
+        assert await h.registry.latest() is None
+        assert await h.registry.highest_number() == NO_VERSION
+
+
+async def dead_orphans_go(factory: RegistryFactory) -> None:
+    """P6, P7: files without a manifest go once their writer is fenced off, never before, and no version with them."""
+    async with factory() as h:
+        first = await h.publish()
+        dead = await h.prepare({"config.json": b"dead"})
+        last = await h.publish()
+        await h.registry.retain([], newest=9)
+        await h.registry.manifest(dead)
+        await h.registry.open(dead.ref.number)
+        orphan = await h.prepare({"config.json": b"orphan"})
+        await h.take_over()
+        await h.publish()
+        assert await h.registry.retain([], newest=9) == []
+        await h.registry.manifest(orphan)
+        await raises(NotFound, h.registry.open(orphan.ref.number))
+        for manifest in (first, dead, last):
+            await h.registry.open(manifest.ref.number)
 
 
 async def pinned_versions_stay(factory: RegistryFactory) -> None:
@@ -184,6 +257,10 @@ REGISTRY_SUITE: dict[str, RegistryCase] = {
         manifests_are_exclusive,
         names_never_leave_the_folder,
         latest_is_the_newest,
+        the_chain_is_read_in_order,
+        used_numbers_are_remembered,
+        epochs_are_claimed_once,
+        dead_orphans_go,
         only_committed_versions_are_seen,
         pinned_versions_stay,
         pins_end,

@@ -1,0 +1,212 @@
+"""Which parts a run has, and how each is brought up: the first time, and again after a death.
+
+A new part does what the one before it did: a replica loads the newest committed version (case S6) and what is held, and
+the workers learn its address; a worker's groups are given up, its outbox is put first, and it plays if rollouts are on;
+a learner goes on from the newest checkpoint (P6).
+
+Workers wait for replicas that are being started again, never the other way round.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from headrace.actors.rollout_actor import RolloutActor
+from headrace.actors.tasks.history import results_from_store
+from headrace.deploy import wiring
+from headrace.deploy.context import RunContext
+from headrace.deploy.ray_parts import RayPart, answer
+from headrace.deploy.runtime import Begun
+from headrace.deploy.supervision import Supervision
+from headrace.platform.contracts import Ledger
+from headrace.platform.errors import Fenced, HeadraceError, PartDied, RunFailed
+from headrace.serving.replica_actor import ReplicaActor
+from headrace.trainer.learner_actor import LearnerActor
+
+Address = tuple[str, int]
+_log = logging.getLogger(__name__)
+_POLL_S = 0.5
+
+
+class Launches:
+    """The parts of one run. What new parts are told is set here: `held` versions, `kept` versions, whether rollouts
+    are on; `stopped`: the ledger's books are closed, and nobody needs a learner any more."""
+
+    def __init__(self, supervision: Supervision) -> None:
+        self._supervision = supervision
+        self.replicas: list[RayPart] = []
+        self.workers: list[RayPart] = []
+        self.held: set[int] = set()
+        self.kept: list[int] | None = None
+        self.rollouts_on = False
+        self.stopped = False
+        self._learner: RayPart | None = None
+        self._model_dir = Path()
+        self._addresses: dict[int, Address] = {}
+        self._holders: dict[int, str] = {}
+        self._knowing: set[int] = set()  # workers whose curriculum had learnt something
+        self._begun = Begun(head=-1, steps=0)
+        self._epoch = 0
+        self._takeover = False
+
+    @property
+    def learner(self) -> RayPart:
+        """The learner. Raises RunFailed before `launch`."""
+        if self._learner is None:
+            raise RunFailed("the parts of the run are not there")
+        return self._learner
+
+    async def launch(self, context: RunContext, ledger: Ledger, *, owns_server: bool) -> None:
+        """Start every part's process, and what the replicas can do without a model.
+
+        Args:
+            ledger: waits for a server that is away.
+            owns_server: nobody else can reach the ledger's server, so that no other learner is alive.
+        """
+        self._context, self._ledger = context, ledger
+        self._deadline_s = context.config.serving.start_deadline_s
+        self._takeover = owns_server
+        make = functools.partial(
+            RayPart, namespace=context.run, supervision=self._supervision, place_deadline_s=self._deadline_s
+        )
+        self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner)
+        for n in range(context.config.serving.replicas):
+            bring_up = functools.partial(self._bring_up_replica, n)
+            self.replicas.append(make(f"replica-{n}", ReplicaActor, bring_up=bring_up))
+        for n in range(context.config.rollout.workers):
+            bring_up = functools.partial(self._bring_up_worker, n)
+            self.workers.append(make(f"rollout-{n}", RolloutActor, bring_up=bring_up))
+        await asyncio.gather(*(replica.bring_up() for replica in self.replicas))
+
+    async def begin(self, model_dir: Path) -> Begun:
+        """Bring up the learner and the workers; returns where the learner stands."""
+        self._model_dir = model_dir
+        if self._context.config.runtime.ray_address:
+            # The other nodes share the run root, but not this one's cache.
+            base = Path(self._context.root) / "base"
+            self._model_dir = Path(await asyncio.to_thread(shutil.copytree, model_dir, base, dirs_exist_ok=True))
+        await self.learner.bring_up()
+        await asyncio.gather(*(worker.bring_up() for worker in self.workers))
+        return self._begun
+
+    async def check_rebuilt(self, error: Fenced) -> None:
+        """What a learner does that finds itself fenced: it makes way for a new one after the ledger was rebuilt, which
+        voids every fence (P8).
+
+        Raises:
+            RunFailed: another learner has taken the run; the message names it.
+        """
+        stats = await self._ledger.stats()
+        if stats.epoch == self._epoch:
+            raise RunFailed(f"another learner has taken the run: {stats.learner or 'the run was stopped'}") from error
+        _log.warning("the ledger was rebuilt: the learner goes on from its checkpoint")
+
+    async def close(self, deadline_s: float) -> None:
+        """End every part; those that answer within the deadline may put their things in order before."""
+        parts = [*self.workers, *self.replicas, *([self._learner] if self._learner else [])]
+        for part in parts:
+            await part.abandon_restart()
+        if deadline_s:
+            await asyncio.gather(*(_closed(part, deadline_s) for part in parts))
+        self.workers, self.replicas, self._learner = [], [], None
+        for part in parts:
+            await part.close()
+
+    # --- bringing up --------------------------------------------------------------------------------------------------
+
+    async def _bring_up_replica(self, index: int, actor: Any) -> None:
+        name = f"replica-{index}"
+        build = functools.partial(wiring.build_replica, self._context, index)
+        address: Address = await answer(f"starting {name}", actor.start.remote(build), self._deadline_s)
+        for version in sorted(self.held):
+            await answer(f"holding a version ({name})", actor.hold.remote(version))
+        self._addresses[index] = address
+        built = [self.workers[n] for n in self._holders]
+        await asyncio.gather(*(self._introduce(worker, name, address) for worker in built))
+
+    async def _introduce(self, worker: RayPart, name: str, address: Address) -> None:
+        """Tell a worker of a replica's new address; one that is dead or not built yet asks for it when it is built."""
+        try:
+            await worker.ask_now(f"introducing {name}", lambda actor: actor.replace_replica.remote(name, *address))
+        except PartDied:
+            return
+        except HeadraceError as error:  # the replica is gone again, and will be introduced again
+            _log.warning("%s could not reach %s: %s", worker.name, name, error)
+
+    async def _bring_up_worker(self, index: int, actor: Any) -> None:
+        name = f"rollout-{index}"
+        if holder := self._holders.pop(index, ""):
+            await self._ledger.disown(holder)  # P2: what it played goes on at once, elsewhere
+        addresses = await self._serving()
+        build = functools.partial(
+            wiring.build_worker, self._context, index, self._model_dir, [addresses[n] for n in sorted(addresses)]
+        )
+        building = asyncio.ensure_future(answer(f"starting {name}", actor.build.remote(build), self._deadline_s))
+        try:
+            while not (await asyncio.wait({building}, timeout=_POLL_S))[0]:
+                if await self._serving() != addresses:
+                    raise PartDied("a replica died while the worker was built")
+            await self._built(building, addresses)
+        finally:
+            building.cancel()
+        self._holders[index] = await answer(f"asking {name}", actor.holder.remote())
+        if index in self._knowing and self._context.config.curriculum.kind == "success_window":
+            known = await asyncio.to_thread(results_from_store, self._context.config.curriculum, self._context.root)
+            await answer(f"telling scores ({name})", actor.observe.remote(known))
+        self._knowing.add(index)
+        if self.rollouts_on:
+            await answer(f"starting rollouts ({name})", actor.start.remote())
+
+    async def _built(self, building: asyncio.Future[None], addresses: dict[int, Address]) -> None:
+        try:
+            await building
+        except PartDied:
+            raise
+        except HeadraceError as error:
+            if await self._serving() == addresses:
+                raise
+            raise PartDied(f"a replica died while the worker was built: {error}") from error
+        if await self._serving() != addresses:
+            raise PartDied("a replica died while the worker was built")
+
+    async def _serving(self) -> dict[int, Address]:
+        """Where the replicas are, once all are up."""
+        for replica in self.replicas:
+            await replica.ask("asking", lambda actor: actor.stats.remote())
+        return dict(self._addresses)
+
+    async def _bring_up_learner(self, actor: Any) -> None:
+        await self._last_learner_silent()
+        self._epoch = (await self._ledger.stats()).epoch
+        build = functools.partial(wiring.build_learner, self._context, self._model_dir)
+        try:
+            starting = actor.start.remote(build, self._takeover)
+            head: int = await answer("starting the learner", starting, self._deadline_s)
+        except Fenced as error:
+            await self.check_rebuilt(error)
+            raise PartDied("the ledger was rebuilt while the learner started") from error
+        self._takeover = True
+        self._begun = Begun(head=head, steps=await answer("asking the learner", actor.steps.remote()))
+        if self.kept is not None:
+            await answer("keeping versions (learner)", actor.keep.remote(self.kept))
+
+    async def _last_learner_silent(self) -> None:
+        """P6. The learner of a run that was killed may still hold it, as a server of someone else's cannot know better:
+        wait until its term is over, or until it speaks. Then it keeps the run."""
+        silent_s = 0.0
+        while not self._takeover:
+            stats = await self._ledger.stats()
+            over = stats.learner_silent_s >= self._context.config.queue.learner_term_s
+            if not stats.learner or over or stats.learner_silent_s < silent_s:
+                return
+            silent_s = stats.learner_silent_s
+            await asyncio.sleep(_POLL_S)
+
+
+async def _closed(part: RayPart, deadline_s: float) -> None:
+    with contextlib.suppress(HeadraceError):
+        await part.ask("closing", lambda actor: actor.close.remote(), deadline_s, "leave")

@@ -1,0 +1,1 @@
+"""Killing the processes of a run on purpose, and checking that it shows in nothing that counts."""

@@ -1,0 +1,201 @@
+"""Parts that are killed in the middle of a run, with kill -9: they come again, or the run says in time why it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+
+import psutil
+import pytest
+import ray
+from command_line import environment, start
+from test_interrupt import MARK, ended, given, marked, steps_done, wait_for
+from test_ray_runtime import carry, small
+
+from headrace.deploy.ray_parts import end_actor, placed
+from headrace.deploy.runtime_ray import RayRuntime
+from headrace.platform.errors import DeadlineExceeded, RunFailed
+from headrace.platform.store.events import Events, RunEvent
+from headrace.platform.testing.kills.audit import audit
+from headrace.serving.replica_actor import ReplicaActor
+
+pytestmark = pytest.mark.timeout(300)
+PARTS = ("learner", "rollout-0", "replica-0", "server")
+
+
+class Killing(RayRuntime):
+    """Kills `victims` after learner step `at`, once."""
+
+    victims: tuple[str, ...] = ()
+    at = 2
+    killed_s = 0.0
+
+    async def step(self):
+        report = await super().step()
+        if not self.killed_s and report.step == self.at:
+            for victim in self.victims:
+                os.kill(await self.pid_of(victim), signal.SIGKILL)
+            type(self).killed_s = time.monotonic()
+        return report
+
+    async def pid_of(self, part: str) -> int:
+        if part == "server":
+            return self._server.pid
+        actor = ray.get_actor(part, namespace=self._context.run)
+        return await actor.__ray_call__.remote(lambda _: os.getpid())
+
+
+def killing(*parts: str, of: type[Killing] = Killing, **changes) -> type[Killing]:
+    return type("Killing", (of,), {"victims": parts, **changes})
+
+
+def assert_unharmed(summary, context, deaths: dict[str, int]) -> None:
+    """Nothing that counts shows that anything died."""
+    assert summary["restarts"] == deaths
+    assert summary["equation_holds"] and summary["fates"]["in_flight"] == 0  # P3
+    found = audit(context.root, summary)
+    assert found.holds, found
+    assert found.trained == summary["fates"]["trained"] > 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_part_that_is_killed_comes_again(part, ray_session, lookup_model, tmp_path):
+    config = small(lookup_model, tmp_path, "learner.steps=6", "learner.checkpoint_every=5")
+    summary, context = await carry(config, killing(part))
+    assert summary["learner_steps"] == 6
+    assert_unharmed(summary, context, {part: 1})
+    told = [(each["event"], each.get("part")) for each in Events(context.root, time.time).read()]
+    assert (RunEvent.PART_DIED, part) in told and (RunEvent.PART_RESTARTED, part) in told
+
+
+async def test_all_at_once(ray_session, lookup_model, tmp_path):
+    config = small(lookup_model, tmp_path, "learner.steps=6", "learner.checkpoint_every=1", "rollout.workers=2")
+    summary, context = await carry(config, killing(*PARTS, "rollout-1"))
+    assert summary["learner_steps"] == 6
+    assert_unharmed(summary, context, dict.fromkeys([*PARTS, "rollout-1"], 1))
+
+
+async def test_one_of_two_replicas(ray_session, lookup_model, tmp_path):  # case S5
+    config = small(lookup_model, tmp_path, "learner.steps=6", "serving.replicas=2")
+    summary, context = await carry(config, killing("replica-1"))
+    assert_unharmed(summary, context, {"replica-1": 1})
+
+
+async def test_an_evaluation_in_which_a_worker_dies_is_played_again(ray_session, lookup_model, tmp_path):
+    class KillingInEvaluation(Killing):
+        async def evaluate(self, version, *rest):
+            playing = asyncio.ensure_future(super().evaluate(version, *rest))
+            if not self.killed_s:
+                type(self).killed_s = time.monotonic()
+                os.kill(await self.pid_of("rollout-0"), signal.SIGKILL)
+            return await playing
+
+    summary, context = await carry(small(lookup_model, tmp_path, "eval.tasks=64"), KillingInEvaluation)
+    assert_unharmed(summary, context, {"rollout-0": 1})
+    assert 0.1 < summary["success_before"] < 0.6
+
+
+class TestTheEnd:
+    """Case E9: nobody waits for ever."""
+
+    @pytest.mark.parametrize("part", ["rollout-0", "replica-0", "learner", "server"])
+    async def test_without_restarts_it_comes_within_seconds(self, part, ray_session, lookup_model, tmp_path):
+        config = small(lookup_model, tmp_path, "learner.steps=2000", "learner.lr=1e-9", "runtime.max_restarts=0")
+        ending = killing(part)
+        with pytest.raises(RunFailed, match=f"^{part} died: "):
+            await carry(config, ending)
+        assert ending.killed_s
+        (root,) = tmp_path.iterdir()
+        left = json.loads((root / "summary.json").read_text())
+        assert left["failed"].startswith(f"{part} died: ")
+        told = {each["event"]: each["time_s"] for each in Events(str(root), time.time).read()}
+        assert told[RunEvent.ENDED] - told[RunEvent.PART_DIED] < 5.0
+
+    async def test_all_workers(self, ray_session, lookup_model, tmp_path):
+        changes = ("learner.steps=2000", "learner.lr=1e-9", "runtime.max_restarts=0", "rollout.workers=2")
+        ending = killing("rollout-0", "rollout-1")
+        with pytest.raises(RunFailed, match=r"^rollout-. died: "):
+            await carry(small(lookup_model, tmp_path, *changes), ending)
+        assert time.monotonic() - ending.killed_s < 15.0
+
+    async def test_dying_again_and_again_without_a_step(self, ray_session, lookup_model, tmp_path):
+        class Mortal(Killing):
+            async def step(self):
+                stepping = asyncio.ensure_future(super().step())
+                launch = self._parts.learner.launch
+                os.kill(await self.pid_of("learner" if launch == 1 else f"learner-{launch}"), signal.SIGKILL)
+                await asyncio.wait({stepping}, timeout=0.1)
+                return await (stepping if launch > 1 else self.step())
+
+        config = small(lookup_model, tmp_path, "runtime.max_restarts=1", "learner.batch_groups=64")
+        with pytest.raises(RunFailed, match="learner died 2 times without a learner step in between; the last time: "):
+            await carry(config, Mortal)
+
+    async def test_another_learner_has_taken_the_run(self, ray_session, lookup_model, tmp_path):  # case Q18
+        class Usurped(RayRuntime):
+            async def step(self):
+                report = await super().step()
+                if report.step == 2:
+                    await self._ledger.acquire_learner("the learner of somebody else", takeover=True)
+                return report
+
+        with pytest.raises(RunFailed, match="another learner has taken the run: the learner of somebody else"):
+            await carry(small(lookup_model, tmp_path, "learner.steps=8"), Usurped)
+
+
+async def test_no_node_has_room(ray_session):  # P23
+    actor = ReplicaActor.options(num_cpus=512).remote()
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"no node had a free CPU for replica-7 within 1 s: .* 8 CPUs left"):
+            await placed("replica-7", actor, 1.0)
+    finally:
+        end_actor(actor)
+
+
+@pytest.fixture
+def ray_folder():
+    """A short folder of its own for Ray's sockets; its path marks every process of that Ray."""
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as folder:
+        yield folder
+
+
+def begin(tmp_path, ray_folder: str, mark: str, model):
+    env = environment(**{MARK: mark, "RAY_TMPDIR": ray_folder})
+    arguments = ("train", "lookup-slow", f"runs_dir={tmp_path / 'runs'}", "--json", *given(model))
+    return start(tmp_path, *arguments, env=env)
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_ray_itself_is_gone(name, lookup_model, tmp_path, ray_folder):
+    """Left to itself, Ray ends the driver after 15 to 60 seconds, without a word."""
+    mark, runs = f"{os.getpid()}-{name}", tmp_path / "runs"
+    process = begin(tmp_path, ray_folder, mark, lookup_model)
+    wait_for(lambda: steps_done(runs) >= 2, 90.0, process)
+    (victim,) = [child for child in psutil.Process(process.pid).children() if child.name() == name]
+    victim.kill()
+    killed_s = time.monotonic()
+    code, err, left = ended(process, mark)
+    assert code == 1, err[-3000:]
+    assert time.monotonic() - killed_s < 30.0
+    assert not left
+    (run,) = runs.iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert f"headrace train --resume {run.name}" in summary["failed"]
+    assert f"({'GCS' if name == 'gcs_server' else 'raylet'})" in summary["failed"]
+    assert summary["equation_holds"]
+
+
+def test_a_killed_process_group_leaves_nobody_behind(lookup_model, tmp_path, ray_folder):  # case X17
+    mark, runs = f"{os.getpid()}-group", tmp_path / "runs"
+    process = begin(tmp_path, ray_folder, mark, lookup_model)
+    wait_for(lambda: steps_done(runs) >= 1, 90.0, process)
+    assert len(marked(mark)) > 5, "Ray, its workers and the server bear the mark"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    try:
+        wait_for(lambda: not marked(mark), 15.0)
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
