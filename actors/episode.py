@@ -165,8 +165,8 @@ async def _converse(
 async def _let_go(
     plan: EpisodePlan, environment: AsyncEnvironment, generator: TokenGenerator, session: str, deadline: Deadline
 ) -> None:
-    """Give back the pin, before any grading (P19), and the world, each whatever becomes of the other. What cannot be
-    given back is logged, not raised."""
+    """Give back the pin, before any grading (P19, P21), and the world, each whatever becomes of the other. What cannot
+    be given back is logged, not raised."""
     deadline.lift_budget()
     for what, give_back in (("session", partial(generator.release, session)), ("environment", environment.close)):
         deadline.allow(what, time.monotonic(), plan.step_deadline_s)

@@ -71,10 +71,11 @@ class Evaluations:
         self._running: asyncio.Task[None] | None = None
         self._best: dict[str, Any] | None = None
 
-    def resume(self, best: Mapping[str, Any] | None) -> None:
-        """The best version of a run that goes on, as `best.json` has it."""
+    async def resume(self, best: Mapping[str, Any] | None) -> None:
+        """The best version of a run that goes on, as `best.json` has it; its weights are kept."""
         if best is not None:
             self._best = {name: best[name] for name in ("version", "success", "score")}
+            await self._runtime.keep([self._best["version"]])
 
     @property
     def best(self) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ def run_status(root: RunRoot, now_s: float | None = None) -> dict[str, Any]:
         "step": newest.get(Metric.LEARNER_STEP),
         "steps": parse_yaml(root.read_config())["learner"]["steps"],
         "version": newest.get(Metric.POLICY_VERSION),
-        "queue": {name: newest[metric] for name, metric in _QUEUE.items() if metric in newest},
+        "queue": {name: newest[metric] for name, metric in _QUEUE.items() if metric in newest and state == "running"},
         "parts": [_part(part, now_s, state) for part in parts],
         "events": [_event(event, now_s) for event in events[-_EVENTS_SHOWN:]],
     }

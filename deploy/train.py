@@ -103,7 +103,7 @@ class _Conductor:
         self._context, self._config = context, context.config
         self._root, self._runtime = root, runtime
         self._state, self._progress = state, progress
-        self._past = past
+        self._past, self._begun = past, False
         self._events = Events(root.url, time.time)
         self._part = Part(root.url, "driver")
         secrets = SecretValues()
@@ -128,11 +128,14 @@ class _Conductor:
         self._summary["sft"] = {"cached": base.cached, "stages": list(base.stages)}
         self._stage("starting the parts")
         begun = await self._runtime.begin(base.path)
+        self._begun = True
         self._totals.version, self._totals.steps = begun.head, begun.steps
         await self._before(begun)
         if begun.steps < self._config.learner.steps:
             await self._learn()
-        after = await self._evaluations.evaluate(self._totals.version, self._totals.steps)
+        else:  # it was ended after its last step
+            await self._end_rollouts()
+        after = await self._evaluate(self._totals.version, self._totals.steps)
         self._summary.update(success_after=after.success, score_after=after.score)
         self._summary["best"] = self._evaluations.best
         self._stage("putting the episodes in order")
@@ -144,15 +147,22 @@ class _Conductor:
         self._progress.stage(name)
         self._part.set(name)
 
+    async def _evaluate(self, version: int, step: int) -> Measured:
+        self._part.set(f"evaluating version {version}")
+        return await self._evaluations.evaluate(version, step)
+
     async def _before(self, begun: Begun) -> None:
         """What the policy could do before reinforcement learning, and what a resumed run need not find out again."""
         past = self._past or Past()
-        self._evaluations.resume(past.best)
+        if self._past:
+            self._root.write_config(dump_yaml(self._config))
+            self._totals.bubble_s = past.bubble_s
+        await self._evaluations.resume(past.best)
         if past.before is not None:
             before = Measured(*past.before)
             self._progress.note(f"resumed at learner step {begun.steps}, version {begun.head}")
         else:
-            before = await self._evaluations.evaluate(begun.head, begun.steps)
+            before = await self._evaluate(begun.head, begun.steps)
             self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before.score})
             self._progress.note(f"before reinforcement learning: {before}")
         self._summary.update(success_before=before.success, score_before=before.score)
@@ -237,7 +247,7 @@ class _Conductor:
             await asyncio.sleep(_WATCH_EVERY_S)
             activity = await self._runtime.activity(time.time())
             stats = await self._runtime.ledger()
-            if cause := breaker.cause(stats, activity.faults):
+            if cause := breaker.cause(stats, activity.faults, sum(self._runtime.restarts().values())):
                 raise RunFailed(cause)
 
     async def _share_scores(self) -> None:
@@ -257,6 +267,9 @@ class _Conductor:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await self._evaluations.abandon()
+        await self._end_rollouts()
+
+    async def _end_rollouts(self) -> None:
         try:
             async with asyncio.timeout(_STOP_DEADLINE_S):
                 await self._runtime.stop_rollouts()
@@ -316,7 +329,7 @@ class _Conductor:
     def _finish(self) -> dict[str, Any]:
         totals = self._totals
         self._summary.update(
-            seconds=round(time.monotonic() - self._state.began, 2),
+            seconds=round(time.monotonic() - self._state.began + (self._past.seconds if self._past else 0.0), 2),
             learner_steps=totals.steps,
             version=totals.version,
             lag_max_trained=max(totals.lags, default=0),
@@ -342,8 +355,11 @@ class _Conductor:
                 self._progress.note(f"the logger {name} lost records: {report['cause']}")
 
     def leave_summary(self, cause: str) -> None:
-        """Write down how far the run came and why it ended. Fails open: a full disk may be the cause (P23)."""
+        """Write down how far the run came and why it ended; a resume that never began leaves the run as it was. Fails
+        open: a full disk may be the cause (P23)."""
         self._summary["failed"] = cause
+        if self._past is not None and not self._begun:
+            return
         try:
             self._finish()
         except OSError as error:

@@ -16,6 +16,7 @@ from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm, Clock, Ledger, ScoredEpisode
 from headrace.platform.errors import FidelityError, RunFailed
 from headrace.platform.fidelity import check_episode
+from headrace.platform.hashing import digest
 from headrace.platform.ledger.policy import batch_target
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.delivery import LeasedGroup, LeasedMember, LedgerStats
@@ -197,8 +198,11 @@ class Intake:
     def _judge(
         self, group: LeasedGroup, member: LeasedMember, start: TrainStart, payloads: Mapping[str, bytes]
     ) -> _Judged:
-        episode = episode_codec.decode(payloads[str(member.attempt_id)])
-        check_episode(episode)
+        payload = payloads[str(member.attempt_id)]
+        if digest(payload) != member.payload_hash:
+            raise FidelityError(f"payload: {member.attempt_id} is not what was put: its hash is another one")
+        episode = episode_codec.decode(payload)
+        check_episode(episode, from_wire=True)
         if episode.attempt_id != member.attempt_id or episode.oldest_version not in (None, member.oldest_version):
             raise FidelityError(f"identity: {episode.episode_id} was put as {member.attempt_id}")
         limit = self._queue.max_lag

@@ -84,16 +84,16 @@ def _resume(run: str, changes: list[str], as_json: bool) -> None:
     context, root = open_run(given[-1] if given else "runs", run, changes)
     check_config(context.config)
     check_secrets(context.config)
-    _carry_through(context, root, lambda: take_up(context, root), as_json)
+    _carry_through(context, root, lambda: take_up(root), as_json)
 
 
 def _carry_through(context: "RunContext", root: "RunRoot", take_up: "Callable[[], Past] | None", as_json: bool) -> None:
     from headrace.deploy.progress import RunState, open_progress
-    from headrace.deploy.run_lock import RunLock
+    from headrace.deploy.run_lock import RunClaim, RunLock
     from headrace.deploy.train import train as carry_through
 
-    lock = RunLock(root.local("."), context.run) if root.is_local else contextlib.nullcontext()
-    with lock:
+    claim = contextlib.nullcontext() if root.is_local else RunClaim(root.url, context.run)
+    with RunLock(context.local("."), context.run), claim:
         past = take_up() if take_up is not None else None
         runtime = _runtime(context)
         state = RunState(context.run)

@@ -253,11 +253,13 @@ class RedisLedger:
 
     async def confirm(self, newest: int, content_hash: str) -> bool:
         """See `Ledger.confirm`."""
+        await self._link.look_again()
         return bool((await self._link.transition("confirm", newest, content_hash))[0])
 
     async def reconcile(self, chain: Chain) -> None:
         """See `Ledger.reconcile`."""
         check_chain(chain)
+        await self._link.look_again()
         await self._link.transition("reconcile", pack(chain))
 
     async def durable(self, timeout_s: float) -> bool:

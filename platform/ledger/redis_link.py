@@ -50,8 +50,8 @@ _ERRORS: dict[bytes, type[LedgerError]] = {
     b"ERROR": LedgerError,
     b"REWOUND": LedgerRewound,
 }
-_AWAY = ("LOADING", "BUSY", "READONLY", "MASTERDOWN")
-"""Refusals of a server that may answer later."""
+_AWAY = ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF")
+"""Refusals of a server that may answer later; the last is that of a full disk (P23)."""
 _logger = logging.getLogger(__name__)
 
 
@@ -158,6 +158,10 @@ class RedisLink:
         with self._translated("open"):
             async with self._lock:
                 return await self._open_wire()
+
+    async def look_again(self) -> None:
+        """Do the handshake once more: keys may be gone without a restart. Raises as `transition`."""
+        await self.transition("open", self._server_run, *self._opening)
 
     async def _open_wire(self) -> list[Any]:
         if self._wire is not None:

@@ -28,7 +28,7 @@ class Wire(asyncio.BufferedProtocol):
         self.loaded: set[str] = set()
         self._connection = connection
         self._transport: asyncio.Transport = connection._writer.transport
-        self._buffer = bytearray(_READ_BYTES)
+        self._buffer = memoryview(bytearray(_READ_BYTES))  # a view: asyncio's TLS writes into slices of it
         self._reader: Any = hiredis.Reader(replyError=ResponseError)
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._gone = asyncio.Event()
@@ -37,7 +37,11 @@ class Wire(asyncio.BufferedProtocol):
     async def open(cls, pool: Any) -> "Wire":
         """Open a connection as `pool` would. Raises what redis-py raises."""
         connection = pool.make_connection()
-        await connection.connect()
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         wire = cls(connection)
         # Nothing is under way: redis-py has read the last reply to its greeting.
         wire._transport.set_protocol(wire)
@@ -85,7 +89,7 @@ class Wire(asyncio.BufferedProtocol):
 
     # --- asyncio.BufferedProtocol -------------------------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport puts what it has read."""
         return self._buffer
 

@@ -26,7 +26,7 @@ def learning_curve(metrics_url: str, out_url: str, title: str = "") -> None:
     Raises:
         FileNotFoundError: when there is no metrics file.
     """
-    records = list(read_metrics(metrics_url))
+    records = _once_per_step(list(read_metrics(metrics_url)))
     figure = Figure(figsize=(8, 6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=[2.4, 1])
@@ -38,6 +38,16 @@ def learning_curve(metrics_url: str, out_url: str, title: str = "") -> None:
     figure.savefig(picture, format="png")
     fs, path = open_url(out_url)
     write_atomic(fs, path, picture.getvalue())
+
+
+def _once_per_step(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without learner steps that were done again after a resume: the later one is the one that counts (P6)."""
+    last = {record.get(Metric.LEARNER_STEP): n for n, record in enumerate(records) if Metric.LOSS in record}
+    return [
+        record
+        for n, record in enumerate(records)
+        if Metric.LOSS not in record or last[record.get(Metric.LEARNER_STEP)] == n
+    ]
 
 
 def _draw_success(axes: Axes, records: Sequence[dict[str, Any]]) -> None:

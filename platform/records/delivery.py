@@ -255,10 +255,10 @@ class LedgerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `lags` counts trained attempts by the lag that they were trained with. `slot_seconds` is the time that ended
     attempts were played, by fate, and `lengths` counts them by kind of fate ("trained", "dropped", …) and length:
     bucket b holds 2**(b/2) to 2**((b+1)/2) seconds of play (P16). `groups_waiting` are open groups that nobody plays.
-    `restarts_waiting` tasks
-    of groups lost to lag wait for their next dispatch; `protection_lost` protected groups were lost to it after all:
-    from one on there is a length bias. `learner` is who holds the run and `learner_silent_s` how long it has said nothing. `epoch` counts how often the
-    ledger was rebuilt, and `suspect` says that it may have to be.
+    `restarts_waiting` tasks of groups lost to lag wait for their next dispatch; `protection_lost` protected groups
+    were lost to it after all: from one on there is a length bias. `learner` is who holds the run and
+    `learner_silent_s` how long it has said nothing. `epoch` counts how often the ledger was rebuilt, and `suspect` says
+    that it may have to be.
     """
 
     dispatched: int

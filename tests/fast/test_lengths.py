@@ -28,7 +28,7 @@ def test_a_bucket_may_span_deciles_and_few_attempts_may_be_spread():
 
 @pytest.mark.parametrize("count", [1, 7, 10, 999, 123457])
 def test_deciles_are_tenths(count):
-    deciles = length_deciles({"trained": {b: count for b in range(-8, 12, 3)}, "failed": {2: count}})
+    deciles = length_deciles({"trained": dict.fromkeys(range(-8, 12, 3), count), "failed": {2: count}})
     total = sum(each.ended for each in deciles)
     assert len(deciles) == 10
     assert all(each.ended == pytest.approx(total / 10, rel=1e-6) for each in deciles)

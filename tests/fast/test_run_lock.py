@@ -4,17 +4,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+import fsspec
 import pytest
 
-from headrace.deploy.run_lock import RunLock
+from headrace.deploy.run_lock import RunClaim, RunLock
 from headrace.platform.errors import RunFailed
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from headrace.deploy.run_lock import RunLock
+from headrace.deploy.run_lock import RunClaim, RunLock
 with RunLock(Path(sys.argv[1]), "r"):
     print("held", flush=True)
     time.sleep(60)
@@ -45,3 +47,57 @@ def test_the_lock_of_a_killed_driver_is_free(tmp_path):
                 return
         except RunFailed:
             assert time.monotonic() < end
+
+
+class TestClaims:
+    """Drivers on different hosts meet in the run root alone (case Q18)."""
+
+    @pytest.fixture
+    def root(self):
+        url = f"memory://claims-{os.urandom(4).hex()}/run"
+        yield url
+        fsspec.filesystem("memory").rm(url.rsplit("/", 1)[0], recursive=True)
+
+    def test_a_second_driver_is_refused_while_the_first_is_heard_of(self, root):
+        now = [1000.0]
+        with RunClaim(root, "lookup-1", lambda: now[0]):
+            now[0] += 29.0
+            with pytest.raises(RunFailed, match=rf"driven by process {os.getpid()} on .*, last heard of 29 s ago"):
+                RunClaim(root, "lookup-1", lambda: now[0]).__enter__()
+
+    def test_what_is_given_back_or_no_longer_renewed_is_free(self, root):
+        now = [1000.0]
+        with RunClaim(root, "r", lambda: now[0]):
+            pass
+        claim = RunClaim(root, "r", lambda: now[0], term_s=600.0)
+        claim.__enter__()  # dies here: never released
+        now[0] += 31.0
+        with RunClaim(root, "r", lambda: now[0]):
+            pass
+        claim.__exit__(None, None, None)
+
+    def test_of_two_at_once_one_wins(self, root):
+        won, lost = [], []
+
+        def drive():
+            claim = RunClaim(root, "r")
+            try:
+                claim.__enter__()
+            except RunFailed as error:
+                lost.append(str(error))
+            else:
+                won.append(claim)
+
+        drivers = [threading.Thread(target=drive) for _ in range(6)]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+        assert (len(won), len(lost)) == (1, 5)
+        won[0].__exit__(None, None, None)
+
+    def test_a_holder_that_lives_is_heard_of(self, root):
+        with RunClaim(root, "r", term_s=0.3):
+            time.sleep(0.5)  # longer than the term: only renewals keep the claim
+            with pytest.raises(RunFailed, match="being driven"):
+                RunClaim(root, "r", term_s=0.3).__enter__()

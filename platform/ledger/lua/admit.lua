@@ -56,8 +56,9 @@ end
 local function give_new()
   local position, restarts = next_place()
   local group = run.new_group({
-    state = 'open', number = run.number('sequence'), position = position, restarts = restarts, version = version, size = size,
-    base = run.number('epoch') * run.EPOCH_ATTEMPTS, dispatched = run.now, deadline = run.now + run.limit('group_deadline_s'),
+    state = 'open', number = run.number('sequence'), position = position, restarts = restarts, version = version,
+    size = size, base = run.number('epoch') * run.EPOCH_ATTEMPTS, dispatched = run.now,
+    deadline = run.now + run.limit('group_deadline_s'),
   })
   run.add('sequence', 1)
   run.dispatch(size)

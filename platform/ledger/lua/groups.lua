@@ -1,12 +1,14 @@
 -- Unfinished groups: where they are kept, which indexes name them, and how fates move. Loaded after lineage.lua.
 --
 -- A group is a table, packed under {run}:g:N: number, version, size, position and restarts (P16), base (its first
--- attempt number), dispatched, deadline, state, holder (open; absent: it waits for one), deliveries, fence and target (leased), by (consumed), environment (P17),
--- keys (its versions in {run}:oldest while it is ready), and slots.
+-- attempt number), dispatched, deadline, state, holder (of an open one; absent: it waits for one), deliveries, fence
+-- and target (of a leased one), by (which version consumed it), environment (P17), keys (its versions in {run}:oldest
+-- while it is ready), and slots.
 --
 -- A slot has attempt and state; began, when its present attempt was given out (absent: nobody plays it, or nobody
--- knows), and retried, if that was in the reply to its predecessor's put; seconds, how long the attempt was played; what
--- an episode left: hash, file, score, oldest, newest, bytes (while there is a payload); fate, once it has ended, and lag, if it was trained.
+-- knows), and retried, if that was in the reply to its predecessor's put; seconds, how long the attempt was played;
+-- what an episode left: hash, file, score, oldest, newest, bytes (while there is a payload); fate, once it has ended,
+-- and lag, once it was consumed. redis_replies.py reads some of this.
 
 run.OPEN, run.PINNED = run.PREFIX .. 'open', run.PREFIX .. 'pinned'
 run.WAITING = run.PREFIX .. 'waiting'
@@ -162,8 +164,8 @@ end
 
 -- Where a group is ----------------------------------------------------------------------------------------------------
 
--- The versions that a ready group's lag hangs on (P14, P15): the oldest of each member, or with `mask` the newest. All of
--- them: after a rollback the smallest number need not be the farthest.
+-- The versions that a ready group's lag hangs on (P14, P15): the oldest of each member, or with `mask` the newest. All
+-- of them: after a rollback the smallest number need not be the farthest.
 function run.deciding_versions(group)
   local found, known = {}, {}
   local place = run.limit('mask_over_lag') == 1 and 'newest' or 'oldest'

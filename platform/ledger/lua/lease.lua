@@ -1,5 +1,6 @@
 -- Lease a batch: all or nothing, after what cannot be trained has left (P14, P20).
--- KEYS: 1 {run}:meta; writes meta, counts, fatelog, restarts, open, ready, oldest, poison, ages, leased, g:N, p:N:I:HASH.
+-- KEYS: 1 {run}:meta; writes meta, counts, fatelog, restarts, open, ready, oldest, poison, ages, leased, g:N,
+--       p:N:I:HASH.
 -- ARGV: seen, fence, parent, ahead, count.
 -- Reply: OK, revision, then the group as it is packed (groups.lua) and its lag, of every one.
 local fence, parent, ahead, count_wanted = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -7,7 +8,8 @@ local view = run.view(parent, ahead)
 
 -- P15: what is over the lag limit leaves, oldest group first; it costs what it evicts.
 local function evict()
-  for _, group in ipairs(run.groups_of(run.under(run.OLDEST, function(version) return run.is_over(view, version) end))) do
+  local over = run.under(run.OLDEST, function(version) return run.is_over(view, version) end)
+  for _, group in ipairs(run.groups_of(over)) do
     local leaving = run.over_limit(group, view)
     for _, i in ipairs(leaving) do
       run.move(group, i, 'dropped:lag')
@@ -44,18 +46,22 @@ end
 
 -- Poison (P3, case Q24) and age (P17) leave, until the next groups are free of them.
 local function drop_unfit()
+  local oldest = '(' .. run.seconds_text(run.now - run.limit('max_age_s'))
   while true do
-    local last = redis.call('ZRANGE', run.READY, count_wanted - 1, count_wanted - 1)[1] or '+inf'
-    local unfit, poison = {}, redis.call('ZRANGEBYSCORE', run.POISON, '-inf', last)
-    for _, group_number in ipairs(poison) do unfit[tonumber(group_number)] = 'poison' end
+    local last = tonumber(redis.call('ZRANGE', run.READY, count_wanted - 1, count_wanted - 1)[1] or math.huge)
+    local unfit = {}
     if run.limit('max_age_s') > 0 then
-      for _, group_number in ipairs(redis.call('ZRANGEBYSCORE', run.AGES, '-inf', '(' .. run.seconds_text(run.now - run.limit('max_age_s')))) do
-        local old = tonumber(group_number)
-        if last == '+inf' or old <= tonumber(last) then unfit[old] = unfit[old] or 'age' end
+      for _, group_number in ipairs(run.by_number(redis.call('ZRANGEBYSCORE', run.AGES, '-inf', oldest))) do
+        if group_number <= last then unfit[group_number] = 'age' end
       end
     end
+    for _, group_number in ipairs(run.by_number(redis.call('ZRANGEBYSCORE', run.POISON, '-inf', last))) do
+      unfit[group_number] = 'poison'
+    end
     if next(unfit) == nil then return end
-    for _, group in ipairs(run.groups_of(run.sorted_keys(unfit))) do run.drop_group(group, unfit[group.number]) end
+    for _, group in ipairs(run.groups_of(run.sorted_keys(unfit))) do
+      run.drop_group(group, unfit[group.number])
+    end
   end
 end
 

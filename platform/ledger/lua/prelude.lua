@@ -5,7 +5,7 @@
 --   {run}:meta       hash    head next_number fence holder learner_seen sequence dispatched zero_variance score_sum
 --                            score_count payload_bytes protection_lost revision stop_reason fatelog epoch;
 --                            server_run and run_revision (of the present server process, and the revision at its
---                            start), suspect and lost (1: see transition.lua), pin_term_s and retire_after (retire.lua);
+--                            start), suspect and lost (1: see transition.lua), pin_term_s, retire_after (retire.lua);
 --                            due (no deadline or lease ends before), limits (packed, for the scripts),
 --                            clock (tests and simulations only: seconds that stand in for the server's time)
 --   {run}:limits     hash    LedgerLimits, written by the first connection

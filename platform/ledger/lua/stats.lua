@@ -1,6 +1,7 @@
 -- Every count, from one step (P3).
 -- KEYS: 1 {run}:meta; reads meta, counts, versions and the sizes of the indexes.  ARGV: seen.
--- Reply: OK, revision, flat counts, batches of the head, open, ready, leased, consumed, waiting, restarts, now, flat meta.
+-- Reply: OK, revision, flat counts, batches of the head, open, ready, leased, consumed, waiting, restarts, now, flat
+--        meta.
 return run.look(function()
   run.write_log()
   run.write_counts()

@@ -66,7 +66,9 @@ function run.hopeless(version)
   return run.is_over(run.view(run.head(), 0), version) and 'lag' or nil
 end
 
-local function due_in(index) return run.groups_of(run.by_number(redis.call('ZRANGEBYSCORE', index, '-inf', run.now))) end
+local function due_in(index)
+  return run.groups_of(run.by_number(redis.call('ZRANGEBYSCORE', index, '-inf', run.now)))
+end
 
 -- What time alone changes: groups over their deadline (case E7), dispatch leases and learner leases that ran out.
 function run.sweep()

@@ -16,6 +16,7 @@ from headrace.platform.testing.conformance.ledger_lag import LAG_CASES
 from headrace.platform.testing.conformance.ledger_learner import LEARNER_CASES
 from headrace.platform.testing.conformance.ledger_recovery import RECOVERY_CASES
 from headrace.platform.testing.conformance.ledger_reports import REPORT_CASES
+from headrace.platform.testing.conformance.ledger_restart import RESTART_CASES
 
 
 async def finished_groups_free_their_room_at_once(factory: LedgerFactory) -> None:
@@ -261,6 +262,7 @@ LEDGER_SUITE: dict[str, LedgerCase] = {
         *LAG_CASES,
         *FENCE_CASES,
         *REPORT_CASES,
+        *RESTART_CASES,
         *RECOVERY_CASES,
         *FATE_CASES,
     )

@@ -1,9 +1,4 @@
-"""The part of the ledger suite about losses: a server that restarts, loses its last writes, or everything (P8, P12).
-
-The harness must be able to do that to its server: `mark`, `rewind`, `wipe` and `restart`.
-"""
-
-from collections.abc import Awaitable, Callable, Sequence
+"""The part of the ledger suite about losses: a server that comes back without its last writes, or without any (P8)."""
 
 from msgspec.structs import replace
 
@@ -15,70 +10,20 @@ from headrace.platform.testing.conformance.ledger_chain import chain_group, stra
 from headrace.platform.testing.conformance.ledger_harness import (
     LedgerCase,
     LedgerFactory,
-    LedgerHarness,
     limits,
     numbers,
     raises,
 )
-
-
-async def a_restart_is_noticed_by_everybody(factory: LedgerFactory) -> None:
-    """P8: nothing goes on and nothing changes until somebody has looked; looking is allowed."""
-    async with factory(limits()) as h:
-        fence = await h.begin()
-        await h.ready(0, 2)
-        before = await h.stats()
-        await _restart(h)
-        for call in _calls(h, fence):
-            await raises(LedgerRewound, call())
-        stats = await h.stats()
-        assert stats.suspect
-        assert (stats.dispatched, stats.fates, stats.fence) == (before.dispatched, before.fates, before.fence)
-        assert not await h.ledger.confirm(0, "another content")
-        assert not await h.ledger.confirm(7, "content-7")
-        assert (await h.stats()).suspect
-        assert await h.ledger.confirm(0, "content-0")
-        assert not (await h.stats()).suspect
-        assert numbers(await h.ledger.lease(fence, 0, 0, 2)) == [0, 1], "the learner is still the learner"
-
-
-async def leases_get_a_fresh_term(factory: LedgerFactory) -> None:
-    """P12: the time that the server was away is nobody's fault: workers and learner keep what they had."""
-    async with factory(limits(dispatch_lease_s=10.0, learner_lease_s=10.0, learner_term_s=10.0)) as h:
-        fence = await h.begin()
-        await h.ready(0, 1)
-        await h.ledger.lease(fence, 0, 0, 1)
-        await h.admit(0, 1)
-        await _restart(h)
-        await h.advance(30.0)
-        assert await h.ledger.confirm(0, "content-0")
-        await h.advance(9.0)
-        stats = await h.stats()
-        assert (stats.groups_leased, stats.groups_waiting, stats.learner_silent_s) == (1, 0, 9.0)
-        await raises(Fenced, h.ledger.acquire_learner("second"))
-        await h.advance(2.0)
-        stats = await h.stats()
-        assert (stats.groups_leased, stats.groups_waiting) == (0, 1), "one fresh term, no more"
-
-
-async def a_server_that_lost_nothing_goes_on(factory: LedgerFactory) -> None:
-    """P8: the state at the last reply is the state of the ledger; a brand-new ledger is not suspect."""
-    async with factory(limits()) as h:
-        assert not (await h.stats()).suspect
-        fence = await h.begin()
-        token = await _mark(h)
-        await _rewind(h, token)
-        assert not (await h.stats()).suspect
-        await h.ledger.stage(fence)
+from headrace.platform.testing.conformance.ledger_restart import mark, rewind, wipe
 
 
 async def lost_writes_are_noticed(factory: LedgerFactory) -> None:
     """P8: one admission was forgotten: the client has seen more than the ledger has, so confirming fails."""
     async with factory(limits()) as h:
         fence = await h.begin()
-        token = await _mark(h)
+        token = await mark(h)
         await h.admit(0, 1)
-        await _rewind(h, token)
+        await rewind(h, token)
         await raises(LedgerRewound, h.ledger.admit(0, 2, 1, "worker"))
         assert not await h.ledger.confirm(0, "content-0")
         assert (await h.stats()).suspect
@@ -98,9 +43,9 @@ async def a_lost_commit_is_recovered(factory: LedgerFactory) -> None:
         fence = await h.begin()
         await h.ready(0, 3)
         leased = await h.ledger.lease(fence, 0, 0, 2)
-        token = await _mark(h)
+        token = await mark(h)
         await h.publish(fence, 0, leased)
-        await _rewind(h, token)
+        await rewind(h, token)
         consumed = [chain_group(group, 1) for group in leased]
         await h.ledger.reconcile(straight_chain([fence, fence], consumed=consumed))
         await h.expect_fates(trained=4, in_flight=2)
@@ -123,11 +68,11 @@ async def lost_settling_is_recovered(factory: LedgerFactory) -> None:
     async with factory(limits(max_lag=4, batch_groups=1)) as h:
         fence = await h.begin()
         await h.ready(0, 3)
-        token = await _mark(h)
+        token = await mark(h)
         leased = await h.ledger.lease(fence, 0, 0, 2)
         for parent in range(2):
             await h.publish(fence, parent, leased[parent : parent + 1])
-        await _rewind(h, token)
+        await rewind(h, token)
         consumed = [chain_group(leased[0], 1), chain_group(leased[1], 2)]
         await h.ledger.reconcile(straight_chain([fence] * 3, settled=1, consumed=consumed))
         await h.expect_fates(trained=4, in_flight=2)
@@ -144,13 +89,13 @@ async def lost_puts_and_retries_are_accounted_for(factory: LedgerFactory) -> Non
     async with factory(limits(max_lag=4, max_attempts=3)) as h:
         fence = await h.begin()
         await h.admit(0, 1, size=4)
-        token = await _mark(h)
+        token = await mark(h)
         await h.put(h.failed(0, 0), h.failed(0, 0, 1), h.done(0, 0, 1.0, 0, attempt=2), h.done(0, 1, 0.0, 0))
         await h.put(h.failed(0, 2, retryable=False), h.failed(0, 3, retryable=False))
         leased = await h.ledger.lease(fence, 0, 0, 1)
         await h.publish(fence, 0, leased)
         before = await h.stats()
-        await _rewind(h, token)
+        await rewind(h, token)
         await h.ledger.reconcile(straight_chain([fence, fence], consumed=[chain_group(leased[0], 1)]))
         await h.expect_fates(trained=2, failed_infrastructure=4)
         stats = await h.stats()
@@ -172,12 +117,12 @@ async def lost_dispatches_are_accounted_for(factory: LedgerFactory) -> None:
     """P3, P10: group 1 was dispatched, trained and forgotten; group 0 before it as well, and nobody knows its end."""
     async with factory(limits(max_lag=4)) as h:
         fence = await h.begin()
-        token = await _mark(h)
+        token = await mark(h)
         await h.admit(0, 1)
         await h.ready(0, 1)
         leased = await h.ledger.lease(fence, 0, 0, 1)
         await h.publish(fence, 0, leased)
-        await _rewind(h, token)
+        await rewind(h, token)
         await h.ledger.reconcile(straight_chain([fence, fence], consumed=[chain_group(leased[0], 1)]))
         await h.expect_fates(trained=2, failed_infrastructure=2)
         rows, _ = await h.ledger.fates(0, 100)
@@ -192,16 +137,16 @@ async def a_number_given_out_twice_is_two_dispatches(factory: LedgerFactory) -> 
     where its first dispatch is still being played: nothing lay between the attempts of the two."""
     async with factory(limits(max_lag=4)) as h:
         fence = await h.begin()
-        empty = await _mark(h)
+        empty = await mark(h)
         await h.admit(0, 1)
-        older = await _mark(h)
-        await _rewind(h, empty)
+        older = await mark(h)
+        await rewind(h, empty)
         await h.ledger.reconcile(straight_chain([fence]))
         await h.ready(0, 1)
         fence = await h.ledger.acquire_learner("second")
         leased = await h.ledger.lease(fence, 0, 0, 1)
         await h.publish(fence, 0, leased)
-        await _rewind(h, older)
+        await rewind(h, older)
         await h.ledger.reconcile(straight_chain([1, fence], epoch=2, consumed=[chain_group(leased[0], 1)]))
         await h.expect_fates(trained=2, failed_infrastructure=2)
 
@@ -240,11 +185,11 @@ async def lost_rollbacks_are_recovered(factory: LedgerFactory) -> None:
         await h.ready(0, 2)
         leased = await h.ledger.lease(fence, 0, 0, 2)
         await h.publish(fence, 0, leased)
-        token = await _mark(h)
+        token = await mark(h)
         await h.ledger.rollback(fence, 0)
         again = await h.ledger.lease(fence, 0, 0, 1)
         await h.publish(fence, 0, again)
-        await _rewind(h, token)
+        await rewind(h, token)
         chain = straight_chain([fence] * 3, consumed=[chain_group(again[0], 2)])
         forked = replace(chain.versions[2], parent=0, batches=1)
         await h.ledger.reconcile(replace(chain, versions=(*chain.versions[:2], forked)))
@@ -264,7 +209,7 @@ async def an_empty_server_is_rebuilt(factory: LedgerFactory) -> None:
         await h.publish(fence, 0, leased[:1])
         await h.ledger.settle(fence, 1)
         await h.publish(fence, 1, leased[1:])
-        await _wipe(h)
+        await wipe(h)
         await raises(LedgerRewound, h.ledger.stage(fence))
         assert not await h.ledger.confirm(2, "content-2")
         assert not await h.ledger.confirm(-1, "")
@@ -290,7 +235,7 @@ async def an_empty_run_is_rebuilt(factory: LedgerFactory) -> None:
     """P8: a server that was lost before the first version leaves an empty chain; the run begins."""
     async with factory(limits()) as h:
         await h.ledger.acquire_learner("first")
-        await _wipe(h)
+        await wipe(h)
         assert not await h.ledger.confirm(-1, "")
         await h.ledger.reconcile(straight_chain([]))
         assert (await h.stats()).head is None
@@ -338,9 +283,9 @@ async def running_groups_survive_a_loss(factory: LedgerFactory) -> None:
         await h.admit(0, 1, holder="one")
         await h.ledger.lease(fence, 0, 0, 1)
         await h.advance(9.0)
-        token = await _mark(h)
+        token = await mark(h)
         await h.ledger.stage(fence)
-        await _rewind(h, token)
+        await rewind(h, token)
         await h.advance(9.0)
         await h.ledger.reconcile(straight_chain([fence]))
         stats = await h.stats()
@@ -348,62 +293,7 @@ async def running_groups_survive_a_loss(factory: LedgerFactory) -> None:
         assert await h.put(h.done(1, 0, 1.0, 0), h.done(1, 1, 0.0, 0)) == [Verdict.ACCEPTED] * 2
 
 
-async def what_was_acknowledged_is_durable(factory: LedgerFactory) -> None:
-    """P11: the suite's ledgers are on durable servers."""
-    async with factory(limits()) as h:
-        await h.begin()
-        assert await h.ledger.durable(5.0)
-
-
-def _calls(h: LedgerHarness, fence: int) -> Sequence[Callable[[], Awaitable[object]]]:
-    """One call of every method that needs a ledger that can be trusted."""
-    ledger = h.ledger
-    return [
-        lambda: ledger.admit(0, 2, 1, "worker"),
-        lambda: ledger.renew("worker", [0]),
-        lambda: ledger.disown("worker"),
-        lambda: ledger.put([h.done(0, 0, 1.0, 0)]),
-        lambda: ledger.allow("shop", ["1"]),
-        lambda: ledger.lease(fence, 0, 0, 1),
-        lambda: ledger.at_risk(fence, 0, 0, 1),
-        lambda: ledger.extend(fence, []),
-        lambda: ledger.release(fence, []),
-        lambda: ledger.drop(fence, [], "nan"),
-        lambda: ledger.acquire_learner("first"),
-        lambda: ledger.stage(fence),
-        lambda: ledger.commit(h.request(fence, 1, 0)),
-        lambda: ledger.settle(fence, 0),
-        lambda: ledger.rollback(fence, 0),
-        lambda: ledger.watch_head(None, 0.0),
-        lambda: ledger.fates(0, 1),
-        lambda: ledger.stop("end"),
-    ]
-
-
-async def _mark(h: LedgerHarness) -> object:
-    assert h.mark is not None, "the harness cannot take a copy of the server's state"
-    return await h.mark()
-
-
-async def _rewind(h: LedgerHarness, token: object) -> None:
-    assert h.rewind is not None, "the harness cannot put the server back"
-    await h.rewind(token)
-
-
-async def _wipe(h: LedgerHarness) -> None:
-    assert h.wipe is not None, "the harness cannot empty the server"
-    await h.wipe()
-
-
-async def _restart(h: LedgerHarness) -> None:
-    assert h.restart is not None, "the harness cannot restart the server"
-    await h.restart()
-
-
 RECOVERY_CASES: tuple[LedgerCase, ...] = (
-    a_restart_is_noticed_by_everybody,
-    leases_get_a_fresh_term,
-    a_server_that_lost_nothing_goes_on,
     lost_writes_are_noticed,
     a_lost_commit_is_recovered,
     lost_settling_is_recovered,
@@ -417,6 +307,5 @@ RECOVERY_CASES: tuple[LedgerCase, ...] = (
     later_epochs_win,
     a_stopped_run_stays_stopped,
     running_groups_survive_a_loss,
-    what_was_acknowledged_is_durable,
 )
 """Part of `LEDGER_SUITE`."""
