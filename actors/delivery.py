@@ -6,9 +6,13 @@
 Each step is durable before the next begins, so that a death between two of them loses nothing that the ledger counts
 on, and repeats nothing that it does not recognise. What ends meanwhile piles up and goes in one batch: one file, one
 line in the outbox for each, one call, so that neither a slow disk nor a slow server makes the files many.
+
+A full disk is waited for a little: the learner, which writes more, meets it as well, and removes what nobody needs
+(P23).
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +24,7 @@ from headrace.actors.outbox import Entry, Outbox
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import Ledger
+from headrace.platform.errors import DiskFull
 from headrace.platform.hashing import digest
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.delivery import Outcome, PutReply, Submission
@@ -29,8 +34,11 @@ from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.tables import RewardTable
 from headrace.platform.testing.failpoints import failpoint
 
+_log = logging.getLogger(__name__)
 MAX_DELIVERY = 512
 """Attempts in one batch."""
+_ROOM_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Between tries of a write that found the disk full."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,9 +57,13 @@ class Delivery:
     async def deliver(
         self, played: Sequence[PlayedEpisode], cancelled: Sequence[Cancelled] = ()
     ) -> list[tuple[AttemptId, PutReply]]:
-        """Store all that was played, put what is training's; the ledger's reply to each of those."""
+        """Store all that was played, put what is training's; the ledger's reply to each of those.
+
+        Raises:
+            DiskFull: nobody has made room in time.
+        """
         encoded = [_encoded(each) for each in played]
-        submissions, entries = await asyncio.to_thread(self._keep, encoded, cancelled)
+        submissions, entries = await self._kept(encoded, cancelled)
         if not submissions:
             return []
         replies = await self.ledger.put(submissions)
@@ -60,6 +72,17 @@ class Delivery:
         for entry in entries:
             entry.answered_s = answered_s
         return [(put.attempt_id, reply) for put, reply in zip(submissions, replies, strict=True)]
+
+    async def _kept(
+        self, encoded: Sequence[tuple[PlayedEpisode, bytes]], cancelled: Sequence[Cancelled]
+    ) -> tuple[list[Submission], list[Entry]]:
+        for pause_s in _ROOM_PAUSES_S:
+            try:
+                return await asyncio.to_thread(self._keep, encoded, cancelled)
+            except DiskFull as error:
+                _log.warning("%d attempts wait for room: %s", len(encoded) + len(cancelled), error)
+                await asyncio.sleep(pause_s)
+        return await asyncio.to_thread(self._keep, encoded, cancelled)
 
     def _keep(
         self, encoded: Sequence[tuple[PlayedEpisode, bytes]], cancelled: Sequence[Cancelled]

@@ -19,6 +19,10 @@ class _RolloutActor:
         """Build the worker; it plays nothing yet."""
         self._worker, self._closing = await build()
 
+    async def put_left(self) -> None:
+        """See `RolloutWorker.put_left`."""
+        await self._worker.put_left()
+
     async def start(self) -> None:
         """See `RolloutWorker.start`."""
         await self._worker.start()

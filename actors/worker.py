@@ -120,6 +120,11 @@ class RolloutWorker:
         self._results: list[TaskResult] = []
         self._recent: deque[PlayedEpisode] = deque(maxlen=_RECENT)
 
+    async def put_left(self) -> None:
+        """Put what an earlier process of this worker had finished and not put (P11). `start` does it too."""
+        if self._confirmation is not None:
+            await self._confirmation.put_left()
+
     async def start(self) -> None:
         """Begin to play training groups."""
         self._stopping = False
@@ -223,8 +228,7 @@ class RolloutWorker:
         version = self._newest_version()
         if version is None:
             return 0
-        if self._confirmation is not None:
-            await self._confirmation.put_left()
+        await self.put_left()
         asked_s = time.monotonic()
         admission = await self._delivery.ledger.admit(version, self._settings.group_size, groups, self.holder)
         waiting = [attempt_id for ticket in admission.tickets for attempt_id in self._open(ticket, asked_s)]
@@ -238,8 +242,7 @@ class RolloutWorker:
     # --- loops --------------------------------------------------------------------------------------------------------
 
     async def _admission_loop(self) -> None:
-        if self._confirmation is not None:
-            await self._confirmation.put_left()
+        await self.put_left()
         size = self._settings.group_size
         while not self._stopping:
             self._place_freed.clear()

@@ -14,8 +14,9 @@ LATELY = 256
 class Breaker:
     """Judges the attempts that ended lately (case E8); decides on what it is shown and reads no clock.
 
-    A part that dies takes hundreds of attempts with it. It is judged by how often it dies (case E9), so what ended
-    until it was started again is left out here.
+    A part that dies takes hundreds of attempts with it: those that it played, and those whose version nobody serves any
+    more. It is judged by how often it dies (case E9), so what ends before the next commit is left out here; without a
+    commit the learner's deadline ends the run.
 
     Args:
         max_failure_rate: the largest share of them that may have failed.
@@ -25,6 +26,8 @@ class Breaker:
         self._max_failure_rate = max_failure_rate
         self._seen: deque[tuple[int, Counter[str]]] = deque([(0, Counter())])
         self._disturbances = (0, 0)
+        self._waits = False
+        self._head: int | None = None
 
     def cause(self, stats: LedgerStats, faults: Sequence[str], restarts: int = 0) -> str | None:
         """Why the run should stop now, None while it may go on.
@@ -39,7 +42,11 @@ class Breaker:
         ended = stats.score_count + owners.total()
         if (restarts, stats.epoch) != self._disturbances:
             self._disturbances = (restarts, stats.epoch)
+            self._waits, self._head = True, stats.head
+        if self._waits:
             self._seen = deque([(ended, owners)])
+            self._waits = stats.head == self._head
+            return None
         while len(self._seen) > 1 and ended - self._seen[1][0] >= LATELY:
             self._seen.popleft()
         since, failed_before = self._seen[0]

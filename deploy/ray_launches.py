@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import shutil
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from headrace.deploy import wiring
 from headrace.deploy.context import RunContext
 from headrace.deploy.ray_parts import RayPart, answer
 from headrace.deploy.runtime import Begun
+from headrace.deploy.shared_model import SharedModel, share_model
 from headrace.deploy.supervision import Supervision
 from headrace.platform.contracts import Ledger
 from headrace.platform.errors import Fenced, HeadraceError, PartDied, RunFailed
@@ -44,8 +45,9 @@ class Launches:
         self.kept: list[int] | None = None
         self.rollouts_on = False
         self.stopped = False
+        self.namespace = ""
         self._learner: RayPart | None = None
-        self._model_dir = Path()
+        self._model: Path | SharedModel = Path()
         self._addresses: dict[int, Address] = {}
         self._holders: dict[int, str] = {}
         self._knowing: set[int] = set()  # workers whose curriculum had learnt something
@@ -70,8 +72,10 @@ class Launches:
         self._context, self._ledger = context, ledger
         self._deadline_s = context.config.serving.start_deadline_s
         self._takeover = owns_server
+        # Ray keeps the names of dead actors for a while: those of a driver that was killed must not be in the way.
+        self.namespace = f"{context.run}-{secrets.token_hex(3)}"
         make = functools.partial(
-            RayPart, namespace=context.run, supervision=self._supervision, place_deadline_s=self._deadline_s
+            RayPart, namespace=self.namespace, supervision=self._supervision, place_deadline_s=self._deadline_s
         )
         self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner)
         for n in range(context.config.serving.replicas):
@@ -84,11 +88,10 @@ class Launches:
 
     async def begin(self, model_dir: Path) -> Begun:
         """Bring up the learner and the workers; returns where the learner stands."""
-        self._model_dir = model_dir
+        self._model = model_dir
         if self._context.config.runtime.ray_address:
             # The other nodes share the run root, but not this one's cache.
-            base = Path(self._context.root) / "base"
-            self._model_dir = Path(await asyncio.to_thread(shutil.copytree, model_dir, base, dirs_exist_ok=True))
+            self._model = await asyncio.to_thread(share_model, self._context, model_dir)
         await self.learner.bring_up()
         await asyncio.gather(*(worker.bring_up() for worker in self.workers))
         return self._begun
@@ -139,11 +142,10 @@ class Launches:
 
     async def _bring_up_worker(self, index: int, actor: Any) -> None:
         name = f"rollout-{index}"
-        if holder := self._holders.pop(index, ""):
-            await self._ledger.disown(holder)  # P2: what it played goes on at once, elsewhere
+        before = self._holders.pop(index, "")
         addresses = await self._serving()
         build = functools.partial(
-            wiring.build_worker, self._context, index, self._model_dir, [addresses[n] for n in sorted(addresses)]
+            wiring.build_worker, self._context, index, self._model, [addresses[n] for n in sorted(addresses)]
         )
         building = asyncio.ensure_future(answer(f"starting {name}", actor.build.remote(build), self._deadline_s))
         try:
@@ -154,6 +156,9 @@ class Launches:
         finally:
             building.cancel()
         self._holders[index] = await answer(f"asking {name}", actor.holder.remote())
+        await answer(f"emptying the outbox ({name})", actor.put_left.remote(), self._deadline_s)
+        if before:  # P2, P11: what it had finished is put; what it played goes on at once, whoever takes it
+            await self._ledger.disown(before)
         if index in self._knowing and self._context.config.curriculum.kind == "success_window":
             known = await asyncio.to_thread(results_from_store, self._context.config.curriculum, self._context.root)
             await answer(f"telling scores ({name})", actor.observe.remote(known))
@@ -182,7 +187,7 @@ class Launches:
     async def _bring_up_learner(self, actor: Any) -> None:
         await self._last_learner_silent()
         self._epoch = (await self._ledger.stats()).epoch
-        build = functools.partial(wiring.build_learner, self._context, self._model_dir)
+        build = functools.partial(wiring.build_learner, self._context, self._model)
         try:
             starting = actor.start.remote(build, self._takeover)
             head: int = await answer("starting the learner", starting, self._deadline_s)

@@ -70,14 +70,14 @@ class RayPart:
         deadline_s: float = CONTROL_DEADLINE_S,
         on_death: OnDeath = "ask again",
     ) -> T:
-        """The answer of the actor to `call`, under a deadline; `what` it is for messages. See `Supervised.ask`.
-
-        Raises:
-            DeadlineExceeded: no answer in time.
-        """
+        """The answer of the actor to `call`; `what` it is for messages. One that does not answer in time is as good as
+        dead. See `Supervised.ask`."""
 
         async def question(handle: Any) -> T:
-            return await answer(f"{what} ({self.name})", call(handle), deadline_s)
+            try:
+                return await answer(f"{what} ({self.name})", call(handle), deadline_s)
+            except NoAnswer as error:
+                raise PartDied(f"{error}: no answer within {deadline_s:g} s") from error
 
         return await self._supervised.ask(question, on_death)
 
@@ -131,6 +131,10 @@ async def placed(name: str, handle: Any, deadline_s: float) -> None:
         ) from None
 
 
+class NoAnswer(DeadlineExceeded):
+    """Ray has not answered in time, as apart from an actor that answered with a DeadlineExceeded of its own."""
+
+
 async def answer(what: str, reference: Awaitable[T], deadline_s: float = CONTROL_DEADLINE_S) -> T:
     """What Ray answers, its errors as headrace's."""
     with _named(what):
@@ -152,12 +156,13 @@ def _named(what: str) -> Iterator[None]:
     except TimeoutError as error:
         if isinstance(error, HeadraceError):
             raise
-        raise DeadlineExceeded(f"{what} took too long") from None
+        raise NoAnswer(f"{what} took too long") from None
 
 
 def _in_short(error: RayError) -> str:
     """Ray's reason on one line, without the advice that follows it."""
     text = " ".join(str(error).split())
-    text = text.partition("The actor is dead because ")[2] or text
+    for beginning in ("The actor is dead because ", "The actor died because "):
+        text = text.partition(beginning)[2] or text
     text = text.partition(" Some common causes include")[0]
     return text if len(text) <= _CAUSE_LENGTH else f"{text[:_CAUSE_LENGTH]}…"

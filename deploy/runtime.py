@@ -21,7 +21,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts have been doing: sampled tokens and failed loads since the start, what runs now, the oldest of the
     newest versions that the replicas hold (-1 before the first), and when engines or tools were executing. `faults` are
     the last faults of episodes, for the message when a run has to stop; `environments` are counts of training episodes
-    since the start, by environment."""
+    since the start, by environment. `warnings` are what the user should know of the run's server, each once."""
 
     replicas: int
     loaded_version: int
@@ -32,6 +32,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     executing: tuple[Interval, ...]
     faults: tuple[str, ...]
     environments: dict[str, EnvironmentCounts] = {}
+    warnings: tuple[str, ...] = ()
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.actors.confirmation import BEST_EFFORT
 from headrace.actors.outcomes import WorkerStats, total_counts
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.tasks.curriculum import TaskResult
@@ -55,6 +56,10 @@ from headrace.trainer.report import StepReport
 T = TypeVar("T")
 S = TypeVar("S", ReplicaStats, WorkerStats)
 _log = logging.getLogger(__name__)
+_BEST_EFFORT = (
+    "durability: best-effort (P11): the queue's server cannot say what is on its disk; use Valkey, Redis 7.2 or later,"
+    " or appendfsync always"
+)
 _STOP_DEADLINE_S = 20.0
 _POLL_S = 0.02
 _CHECK_EVERY_S = 0.5
@@ -78,6 +83,7 @@ class RayRuntime:
         self._parts = Launches(self._supervision)
         self._seen: dict[tuple[str, int], ReplicaStats | WorkerStats] = {}
         self._fates_read, self._fates_epoch = 0, 0
+        self._server_warnings: tuple[str, ...] = ()
 
     async def prepare(self) -> None:
         """See `Runtime.prepare`."""
@@ -207,6 +213,7 @@ class RayRuntime:
             executing=tuple(interval for intervals in (*busy, *tools) for interval in intervals),
             faults=tuple(fault for stats in workers for fault in stats.faults),
             environments=total_counts([stats.environments for stats in everyone if isinstance(stats, WorkerStats)]),
+            warnings=(*self._server_warnings, *(_BEST_EFFORT for stats in workers if stats.durability == BEST_EFFORT)),
         )
 
     async def ledger(self) -> LedgerStats:
@@ -264,6 +271,7 @@ class RayRuntime:
         """Connect, make a ledger that is found in the run root trusted (P8), and watch it from now on."""
         config = self._context.config
         straight = await wiring.connect_ledger(self._context)
+        self._server_warnings = tuple(straight.warnings)
         self._ledger = PatientLedger(straight, config.queue.away_deadline_s, self._say)
 
         registry, close_registry = await wiring.connect_registry(self._context, straight)

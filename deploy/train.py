@@ -104,6 +104,7 @@ class _Conductor:
         self._root, self._runtime = root, runtime
         self._state, self._progress = state, progress
         self._past, self._begun = past, False
+        self._warned: list[str] = []
         self._events = Events(root.url, time.time)
         self._part = Part(root.url, "driver")
         secrets = SecretValues()
@@ -246,6 +247,9 @@ class _Conductor:
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             activity = await self._runtime.activity(time.time())
+            for warning in set(activity.warnings).difference(self._warned):
+                self._warned.append(warning)
+                self._progress.note(warning)
             stats = await self._runtime.ledger()
             if cause := breaker.cause(stats, activity.faults, sum(self._runtime.restarts().values())):
                 raise RunFailed(cause)
@@ -338,6 +342,7 @@ class _Conductor:
             bubble_s=round(totals.bubble_s, 2),
             length_bias=totals.length_bias,
             restarts=dict(self._runtime.restarts()),
+            warnings=self._warned,
             overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
             root=self._context.root,
         )

@@ -21,6 +21,7 @@ from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.worlds import Worlds
 from headrace.deploy.context import POLICY_ID, RunContext, node_cache
+from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig
 from headrace.platform.config.secret_references import SecretValues, resolve
@@ -254,11 +255,12 @@ def build_scorers(config: RunConfig) -> dict[str, AsyncScorer]:
 
 
 async def build_worker(
-    context: RunContext, index: int, model_dir: Path, addresses: Sequence[tuple[str, int]]
+    context: RunContext, index: int, model: Path | SharedModel, addresses: Sequence[tuple[str, int]]
 ) -> tuple[RolloutWorker, Closing]:
     """Rollout worker number `index`, with its own connections."""
     tune_collector()
     open_process_log(context, f"rollout-{index}")
+    model_dir = await asyncio.to_thread(model_here, context, model)
     part = open_part(context, f"rollout-{index}")
     ledger = await connect_ledger(context)
     pool = await connect_pool(context, addresses)
@@ -324,9 +326,10 @@ def assemble_learner(
     )
 
 
-async def build_learner(context: RunContext, model_dir: Path) -> tuple["Learner", Closing]:
+async def build_learner(context: RunContext, model: Path | SharedModel) -> tuple["Learner", Closing]:
     """The learner, with its own connections."""
     open_process_log(context, "learner")
+    model_dir = await asyncio.to_thread(model_here, context, model)
     part = open_part(context, "learner")
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)

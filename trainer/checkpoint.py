@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.platform.errors import SchemaError
+from headrace.platform.errors import DiskFull, SchemaError
 from headrace.platform.store.files import is_local, open_url, put
 from headrace.platform.store.full_disk import named_when_full
 from headrace.platform.testing.failpoints import failpoint
@@ -66,10 +66,15 @@ class CheckpointStore:
         """Write the checkpoint of `state.version`; it exists once this returns, and not before the last write.
 
         Raises:
-            DiskFull: what was written of it stays, and is written over by another try.
+            DiskFull: nothing is left of it, so that what it took is there for whoever makes room.
         """
-        with named_when_full(self._root):
-            self._write(state, files)
+        try:
+            with named_when_full(self._root):
+                self._write(state, files)
+        except DiskFull:
+            with suppress(FileNotFoundError):
+                self._fs.rm(self._folder(state.version), recursive=True)
+            raise
 
     def _write(self, state: CheckpointState, files: Mapping[str, bytes]) -> None:
         folder = self._folder(state.version)

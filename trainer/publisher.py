@@ -8,8 +8,9 @@ finds the disk full is made once more, when everything has gone that the run can
 the lineage as this learner sees them; computes nothing.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headrace.platform.contracts import Clock, Ledger, VersionRegistry
@@ -26,6 +27,7 @@ T = TypeVar("T")
 Compute = Callable[..., Awaitable[Any]]
 """Calls a blocking function, off the event loop or on it."""
 _log = logging.getLogger(__name__)
+_PAUSES_S = (0.0, 1.0, 1.0)
 
 
 class Publisher:
@@ -230,15 +232,21 @@ class Publisher:
             return await write()
 
     async def _make_room(self) -> None:
-        """Keep the newest checkpoint, the head, what is pinned and what somebody asked for."""
+        """Keep the newest checkpoint, the head, what is pinned and what somebody asked for.
+
+        A server whose own file is on that disk refuses to let pins go until it has noticed that there is room again.
+        """
         self._settled = await self._compute(self._checkpoints.complete)
         if self._settled and self._settled[-1] == self._back_to:  # else the newest one is off this learner's lineage
             await self._compute(self._checkpoints.retain, 1)
             self._settled = await self._compute(self._checkpoints.complete)
-        await self._retain(0)
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if await self._retain(0):
+                return
 
-    async def _retain(self, newest: int) -> None:
-        await self._registry.retain(sorted({*self._settled, *self.kept, self.head}), newest)
+    async def _retain(self, newest: int) -> Sequence[int]:
+        return await self._registry.retain(sorted({*self._settled, *self.kept, self.head}), newest)
 
 
 def _lineage(manifests: Iterable[VersionManifest]) -> dict[int, VersionNode]:

@@ -54,6 +54,7 @@ class Part:
         self._name = name
         self._now = ("starting", "", time.time())
         self._detail: Mapping[str, str | int | float] = {}
+        self._trouble = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -118,8 +119,11 @@ class Part:
     def _write(self) -> None:
         try:
             write_atomic(self._fs, self._path, msgspec.json.encode(self.status()), durable=False)
+            self._trouble = ""
         except Exception as error:  # fails open: a status that cannot be written stops nothing
-            _log.warning("the status of %s could not be written: %s", self._name, error)
+            if str(error) != self._trouble:  # once, not every second
+                _log.warning("the status of %s could not be written: %s", self._name, error)
+            self._trouble = str(error)
 
 
 def read_parts(root_url: str) -> list[PartStatus]:

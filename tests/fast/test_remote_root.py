@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from headrace.deploy.checks import check_config, check_runs_dir
 from headrace.deploy.cli import app
 from headrace.deploy.context import RunContext
+from headrace.deploy.shared_model import model_here, share_model
 from headrace.platform.config.load import load_recipe
-from headrace.platform.errors import ConfigError
+from headrace.platform.errors import ConfigError, RegistryError
 from headrace.platform.observability.metrics import read_metrics
 from headrace.platform.observability.parts import ALIVE_EVERY_S, WRITE_EVERY_S, Part
 from headrace.platform.store import lines
@@ -143,6 +144,25 @@ def test_a_part_speaks_seldom_where_every_word_is_a_request(root, tmp_path):
     remote.close("done")
     fs, path = open_url(root)
     assert json.loads(fs.cat_file(f"{path}/status/learner.json"))["state"] == "done"
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_every_node_of_a_cluster_finds_the_model(root, own_home, tmp_path, remote):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    config = load_recipe("lookup", [], RECIPES)
+    context = RunContext(run="run", root=f"{root}/run" if remote else str(tmp_path / "run"), config=config)
+    shared = share_model(context, model)
+    assert (model_here(context, shared) / "config.json").read_text() == "{}"
+    assert (own_home in model_here(context, shared).parents) == remote
+    if remote:
+        (model_here(context, shared) / "config.json").write_text("altered")
+        assert (model_here(context, shared) / "config.json").read_text() == "{}"
+        RunRoot(context.root)._fs.pipe_file(f"{RunRoot(context.root)._path}/base/config.json", b"other")
+        (model_here(context, shared) / "config.json").unlink()
+        with pytest.raises(RegistryError, match="altered"):
+            model_here(context, shared)
 
 
 @pytest.fixture

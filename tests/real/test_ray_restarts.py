@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from headrace.platform.testing.kills.audit import audit
 from headrace.serving.replica_actor import ReplicaActor
 
 pytestmark = pytest.mark.timeout(300)
+WAIT_S = 150.0
 PARTS = ("learner", "rollout-0", "replica-0", "server")
 
 
@@ -43,7 +45,7 @@ class Killing(RayRuntime):
     async def pid_of(self, part: str) -> int:
         if part == "server":
             return self._server.pid
-        actor = ray.get_actor(part, namespace=self._context.run)
+        actor = ray.get_actor(part, namespace=self._parts.namespace)
         return await actor.__ray_call__.remote(lambda _: os.getpid())
 
 
@@ -75,6 +77,24 @@ async def test_all_at_once(ray_session, lookup_model, tmp_path):
     summary, context = await carry(config, killing(*PARTS, "rollout-1"))
     assert summary["learner_steps"] == 6
     assert_unharmed(summary, context, dict.fromkeys([*PARTS, "rollout-1"], 1))
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.6])
+async def test_a_server_that_comes_back_without_its_last_writes(kept, ray_session, lookup_model, tmp_path):  # case Q21
+    """P8: the ledger is rebuilt from the manifests, which voids the learner's fence; it goes on from its checkpoint."""
+
+    class Forgetful(Killing):
+        async def pid_of(self, part):
+            pid = await super().pid_of(part)
+            os.kill(pid, signal.SIGKILL)
+            for file in self._context.local("queue").glob("appendonlydir/*.incr.aof"):
+                os.truncate(file, int(file.stat().st_size * kept))
+            return pid
+
+    config = small(lookup_model, tmp_path, "learner.steps=8", "learner.checkpoint_every=3")
+    summary, context = await carry(config, killing("server", of=Forgetful, at=5))
+    assert summary["ledger_epoch"] == 1 and summary["learner_steps"] == 8
+    assert_unharmed(summary, context, {"server": 1})
 
 
 async def test_one_of_two_replicas(ray_session, lookup_model, tmp_path):  # case S5
@@ -123,11 +143,20 @@ class TestTheEnd:
     async def test_dying_again_and_again_without_a_step(self, ray_session, lookup_model, tmp_path):
         class Mortal(Killing):
             async def step(self):
-                stepping = asyncio.ensure_future(super().step())
-                launch = self._parts.learner.launch
-                os.kill(await self.pid_of("learner" if launch == 1 else f"learner-{launch}"), signal.SIGKILL)
-                await asyncio.wait({stepping}, timeout=0.1)
-                return await (stepping if launch > 1 else self.step())
+                for actor in ("learner", "learner-2"):
+                    self.killers.append(asyncio.create_task(self.kill_when_there(actor)))
+                return await super().step()
+
+            async def kill_when_there(self, actor):
+                while not self.is_there(actor):  # noqa: ASYNC110 - Ray has no event for it
+                    await asyncio.sleep(0.05)
+                os.kill(await self.pid_of(actor), signal.SIGKILL)
+
+            def is_there(self, actor):
+                named = ray.util.list_named_actors(all_namespaces=True)
+                return {"name": actor, "namespace": self._parts.namespace} in named
+
+            killers: ClassVar = []
 
         config = small(lookup_model, tmp_path, "runtime.max_restarts=1", "learner.batch_groups=64")
         with pytest.raises(RunFailed, match="learner died 2 times without a learner step in between; the last time: "):
@@ -172,7 +201,7 @@ def test_ray_itself_is_gone(name, lookup_model, tmp_path, ray_folder):
     """Left to itself, Ray ends the driver after 15 to 60 seconds, without a word."""
     mark, runs = f"{os.getpid()}-{name}", tmp_path / "runs"
     process = begin(tmp_path, ray_folder, mark, lookup_model)
-    wait_for(lambda: steps_done(runs) >= 2, 90.0, process)
+    wait_for(lambda: steps_done(runs) >= 2, WAIT_S, process)
     (victim,) = [child for child in psutil.Process(process.pid).children() if child.name() == name]
     victim.kill()
     killed_s = time.monotonic()
@@ -190,7 +219,7 @@ def test_ray_itself_is_gone(name, lookup_model, tmp_path, ray_folder):
 def test_a_killed_process_group_leaves_nobody_behind(lookup_model, tmp_path, ray_folder):  # case X17
     mark, runs = f"{os.getpid()}-group", tmp_path / "runs"
     process = begin(tmp_path, ray_folder, mark, lookup_model)
-    wait_for(lambda: steps_done(runs) >= 1, 90.0, process)
+    wait_for(lambda: steps_done(runs) >= 1, WAIT_S, process)
     assert len(marked(mark)) > 5, "Ray, its workers and the server bear the mark"
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

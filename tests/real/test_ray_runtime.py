@@ -120,7 +120,7 @@ class TestARunThroughRay:
     def test_nothing_of_it_is_left_in_ray(self, finished):
         run_id = finished[1].run
         actors = ray.util.list_named_actors(all_namespaces=True)
-        assert not [actor for actor in actors if actor["namespace"] == run_id]
+        assert not [actor for actor in actors if actor["namespace"].startswith(run_id)]
 
 
 async def test_two_runs_on_one_server_do_not_meet(ray_session, valkey_url, lookup_model, tmp_path):

@@ -4,6 +4,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 from command_line import environment, last_json, run, start
 from test_interrupt import given, wait_for
+from test_join_cluster import HEAD
 
 from headrace.platform.errors import RegistryError
 from headrace.platform.ledger.memory import MemoryLedger
@@ -86,6 +89,19 @@ def home():
         yield Path(folder)
 
 
+@pytest.fixture
+def ray_address(s3):
+    """A Ray of somebody else's, whose processes know the way to the bucket."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD], env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def node(home: Path) -> dict[str, str]:
     return environment(HOME=str(home), RAY_TMPDIR=str(home))
 
@@ -133,6 +149,17 @@ def test_the_node_of_a_killed_run_is_lost(lookup_model, runs_dir, home, tmp_path
     summary = resumed(root, home / "b", tmp_path, runs_dir, "learner.steps=8")
     assert summary["ledger_epoch"] >= 1, "the server of the other node began without a ledger"
     assert_exactly_once(root, summary, 8)
+
+
+def test_a_joined_cluster(ray_address, lookup_model, valkey_url, runs_dir, home, tmp_path):
+    """Its nodes share nothing but the bucket and the server: the base model, too, comes from there."""
+    joining = ("--ray-address", ray_address, "--redis-url", valkey_url, f"runs_dir={runs_dir}")
+    recipe = ("lookup", *given(lookup_model), "learner.batch_groups=4", "learner.steps=3")
+    code, out, err = run(tmp_path, "train", *recipe, *joining, "--json", timeout_s=CARRY_S, env=node(home))
+    assert code == 0, err[-3000:]
+    summary = last_json(out)
+    assert_exactly_once(RunRoot.find(runs_dir, summary["run"]), summary, 3)
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_in_process_and_every_command_that_reads_it(lookup_model, runs_dir, home, tmp_path):
