@@ -1,6 +1,6 @@
 """Kills the processes of running `lookup-slow` recipes, hundreds of times, and counts what was lost or trained twice.
 
-    python benchmarks/kill_soak.py [--kills 60] [--groups 8] [--seed 0] [--json]
+    python benchmarks/kill_soak.py [--kills 48] [--groups 6] [--seed 0] [--json]
 
 Each kill is a SIGKILL of the learner, the rollout worker, the engine replica, the ledger's server, of whoever passes a
 failpoint next, or of the whole process group, which is then resumed; drawn from the seed, so that every kind has its
@@ -25,6 +25,7 @@ from headrace.platform.testing.kills.soak import Outcome, SoakRun, soak
 
 HEADRACE = [sys.executable, "-c", "from headrace.deploy.cli import main; main()"]
 STEPS = 60
+KILLS_PER_RUN = 12
 QUIET_STEPS = 10
 """Learner steps at the end of a run in which nobody is killed: the last kill needs a step to recover by."""
 RECIPE = [
@@ -44,7 +45,7 @@ def outcomes(kills: int, groups: int, seed: int, folder: Path) -> Iterator[Outco
     number = 0
     while plan:
         run = SoakRun(folder / f"run-{number}", HEADRACE, [*RECIPE, f"seed={seed + number}"])
-        outcome = soak(run, plan, STEPS - QUIET_STEPS)
+        outcome = soak(run, plan[:KILLS_PER_RUN], STEPS - QUIET_STEPS)
         plan = plan[len(outcome.killed) :]
         number += 1
         yield outcome
@@ -53,8 +54,8 @@ def outcomes(kills: int, groups: int, seed: int, folder: Path) -> Iterator[Outco
 def main() -> int:
     """Kill, and say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=60)
-    parser.add_argument("--groups", type=int, default=8, help="how many of them are of the whole process group")
+    parser.add_argument("--kills", type=int, default=48)
+    parser.add_argument("--groups", type=int, default=6, help="how many of them are of the whole process group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Whether the learner may start its next step, or first waits for groups that this step would push over the lag limit.
 
-`wait` (P15) holds a step for every such group that is still played, at most `max_wait_s`. One that is ready, and behind
-the batch, no waiting can save: the step that would take it is the one after this. Under `drop` and `mask` only protected groups are
-waited for (P16): tasks that were lost to lag so often that dropping them once more would train on the short episodes
-only; that waiting has a budget, a share of the run's time, and what is dropped after it is spent is reported.
+`wait` (P15) holds a step for every such group that is still played, at most `max_wait_s`. One that is ready, and
+behind the batch, no waiting can save: the step that takes it is the one after this. Under `drop` and `mask` only
+protected groups are waited for (P16): tasks that were lost to lag so often that dropping them once more would train
+on the short episodes only; that waiting has a budget, a share of the run's time, and what is dropped after it is
+spent is reported.
 
 The decision is pure. `Pacer` adds up the time that it costs; who asks the ledger and who sleeps is the intake.
 """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.deploy.context import RunContext
     from headrace.deploy.resume import Past
     from headrace.deploy.runtime import Runtime
+    from headrace.platform.config import RunConfig
     from headrace.platform.store.run_root import RunRoot
 
 
@@ -52,22 +53,19 @@ def train(
     if runs_dir:
         changes.append(f"runs_dir={runs_dir}")
     if resume:
-        _resume(recipe, changes, as_json)
+        _resume(recipe, changes, dry_run, as_json)
     else:
         _start(recipe, changes, dry_run, as_json)
 
 
 def _start(recipe: str, changes: list[str], dry_run: bool, as_json: bool) -> None:
     from headrace.deploy.checks import check_config, check_secrets
-    from headrace.platform.config.load import dump_yaml, load_recipe
+    from headrace.platform.config.load import load_recipe
 
     config = load_recipe(recipe, changes, recipes_dir())
     check_config(config)
     if dry_run:
-        if as_json:
-            answer_json(config.model_dump(mode="json"))
-        else:
-            typer.echo(dump_yaml(config), nl=False)
+        _show_plan(config, as_json)
         return
     check_secrets(config)
 
@@ -76,13 +74,25 @@ def _start(recipe: str, changes: list[str], dry_run: bool, as_json: bool) -> Non
     _carry_through(*create_run(config), None, as_json)
 
 
-def _resume(run: str, changes: list[str], as_json: bool) -> None:
+def _show_plan(config: "RunConfig", as_json: bool) -> None:
+    from headrace.platform.config.load import dump_yaml
+
+    if as_json:
+        answer_json(config.model_dump(mode="json"))
+    else:
+        typer.echo(dump_yaml(config), nl=False)
+
+
+def _resume(run: str, changes: list[str], dry_run: bool, as_json: bool) -> None:
     from headrace.deploy.checks import check_config, check_secrets
     from headrace.deploy.resume import open_run, take_up
 
     given = [change.partition("=")[2] for change in changes if change.startswith("runs_dir=")]
     context, root = open_run(given[-1] if given else "runs", run, changes)
     check_config(context.config)
+    if dry_run:
+        _show_plan(context.config, as_json)
+        return
     check_secrets(context.config)
     _carry_through(context, root, lambda: take_up(root), as_json)
 

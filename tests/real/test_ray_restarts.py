@@ -62,7 +62,7 @@ def assert_unharmed(summary, context, deaths: dict[str, int]) -> None:
     assert found.trained == summary["fates"]["trained"] > 0
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["learner", "replica-0"])
 async def test_a_part_that_is_killed_comes_again(part, ray_session, lookup_model, tmp_path):
     config = small(lookup_model, tmp_path, "learner.steps=6", "learner.checkpoint_every=5")
     summary, context = await carry(config, killing(part))
@@ -120,7 +120,7 @@ async def test_an_evaluation_in_which_a_worker_dies_is_played_again(ray_session,
 class TestTheEnd:
     """Case E9: nobody waits for ever."""
 
-    @pytest.mark.parametrize("part", ["rollout-0", "replica-0", "learner", "server"])
+    @pytest.mark.parametrize("part", ["rollout-0", "learner", "server"])
     async def test_without_restarts_it_comes_within_seconds(self, part, ray_session, lookup_model, tmp_path):
         config = small(lookup_model, tmp_path, "learner.steps=2000", "learner.lr=1e-9", "runtime.max_restarts=0")
         ending = killing(part)

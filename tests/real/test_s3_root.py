@@ -18,6 +18,7 @@ from command_line import environment, last_json, run, start
 from test_interrupt import given, wait_for
 from test_join_cluster import HEAD
 
+from headrace.deploy.run_lock import CLAIM_TERM_S
 from headrace.platform.errors import RegistryError
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.observability.metrics import read_metrics
@@ -127,10 +128,14 @@ def killed_after(steps: int, home: Path, tmp_path: Path, runs_dir: str, *argumen
 
 
 def resumed(root: RunRoot, home: Path, tmp_path: Path, runs_dir: str, *changes: str) -> dict:
+    """Resume the run, once the claim of the driver that was killed is over; its summary."""
     arguments = ("train", "--resume", root.name, "--runs-dir", runs_dir, "--json", *changes)
-    code, out, err = run(tmp_path, *arguments, timeout_s=CARRY_S, env=node(home))
-    assert code == 0, err[-3000:]
-    return last_json(out)
+    end_s = time.monotonic() + 2 * CLAIM_TERM_S
+    while True:
+        code, out, err = run(tmp_path, *arguments, timeout_s=CARRY_S, env=node(home))
+        if code == 0:
+            return last_json(out)
+        assert "is being driven by" in err and time.monotonic() < end_s, err[-3000:]
 
 
 def assert_exactly_once(root: RunRoot, summary: dict, steps: int) -> None:

@@ -118,6 +118,7 @@ end
 local function begin_epoch()
   run.set('epoch', chain.epoch)
   run.set('revision', chain.epoch * run.EPOCH_REVISIONS)
+  run.set('run_revision', run.number('revision')) -- what clients saw before is made up for: they need not say so again
   run.set('fence', math.max(run.number('fence'), chain.epoch * run.EPOCH_FENCES))
   run.set('holder', nil)
   run.set('next_number', math.max(run.number('next_number'), chain.next_number))
