@@ -73,7 +73,7 @@ def row(policy: Policy, setting: Setting, tallies: Sequence[Tally]) -> Row:
 def holds(rows: Sequence[Row]) -> dict[str, bool]:
     """The targets, by name."""
     found = {each.system: each for each in rows}
-    eight, four = found["early closing, 1 missing, limit 8"], found["early closing, 2 missing, limit 4"]
+    eight, four = found["early closing, 1 missing, limit 8"], found["early closing, 1 missing, limit 4"]
     turn = found["turn, mask, limit 8"]
 
     def within(one: Row, least: float, **most: float) -> bool:

@@ -2,7 +2,8 @@
 
 The lock goes with its holder, however that dies, so a run can be resumed at once on the host where it was killed. A
 claim is an object in `driver/`, created exclusively and renewed while its holder lives; one that was not renewed for
-`CLAIM_TERM_S` counts as given up, so another host waits that long. Hosts compare their clocks here: they must agree to
+`CLAIM_TERM_S` counts as given up, so another host waits that long; on the holder's own host it is seen at once whether
+the holder lives. Hosts compare their clocks here: they must agree to
 within some seconds, as those of a cluster do.
 """
 
@@ -15,6 +16,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+import psutil
 
 from headrace.platform.contracts import Clock
 from headrace.platform.errors import RunFailed
@@ -74,7 +77,7 @@ class RunClaim:
         if newest >= 0:
             holder = self._read(newest)
             silent_s = self._clock() - float(holder.get("renewed_s", 0.0))
-            if silent_s < self._term_s and not holder.get("released"):
+            if silent_s < self._term_s and not holder.get("released") and not _is_gone(holder):
                 raise _driven(self._run, json.dumps(holder), f", last heard of {max(silent_s, 0.0):.0f} s ago")
         self._path = self._file(newest + 1)
         try:
@@ -124,6 +127,11 @@ class RunClaim:
 
 def _me() -> dict[str, Any]:
     return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Whether a holder of this host is known to be dead."""
+    return holder.get("host") == socket.gethostname() and not psutil.pid_exists(int(holder.get("pid", 0)))
 
 
 def _driven(run: str, holder: str, heard: str = "") -> RunFailed:

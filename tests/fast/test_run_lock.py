@@ -1,7 +1,9 @@
 """One driver at a time, and a lock that dies with its holder."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -75,6 +77,18 @@ class TestClaims:
         with RunClaim(root, "r", lambda: now[0]):
             pass
         claim.__exit__(None, None, None)
+
+    def test_on_its_own_host_a_dead_holder_is_known_to_be_dead(self, root):
+        holder = subprocess.Popen([sys.executable, "-c", "pass"])
+        holder.wait()
+        fs, path = fsspec.core.url_to_fs(root)
+        told = {"pid": holder.pid, "host": socket.gethostname(), "renewed_s": time.time(), "released": False}
+        fs.pipe_file(f"{path}/driver/000000.json", json.dumps(told).encode())
+        with RunClaim(root, "r"):
+            pass
+        fs.pipe_file(f"{path}/driver/000002.json", json.dumps({**told, "host": "elsewhere"}).encode())
+        with pytest.raises(RunFailed, match=f"process {holder.pid} on elsewhere"):
+            RunClaim(root, "r").__enter__()
 
     def test_of_two_at_once_one_wins(self, root):
         won, lost = [], []
