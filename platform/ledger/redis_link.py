@@ -316,6 +316,7 @@ class RedisLink:
         if self._wire is not None:
             await self._wire.close()
         await self.client.aclose()
+        await asyncio.sleep(0)  # what redis-py closes without waiting is gone after one turn of the loop
 
 
 @contextmanager

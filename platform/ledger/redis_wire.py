@@ -41,6 +41,7 @@ class Wire(asyncio.BufferedProtocol):
             await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)
+            await asyncio.sleep(0)  # it is gone after one turn of the loop
             raise
         wire = cls(connection)
         # Nothing is under way: redis-py has read the last reply to its greeting.

@@ -135,12 +135,14 @@ async def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> No
             leased = [*await play.ledger.lease(play.fence, play.head, 0, 2)]
             tickets = await play.admitted()
             before = await play.h.stats()
+            assert await play.ledger.durable(20.0), "with a busy disk, Valkey may answer before it writes"
             await kill(server, play.ledger)
             await asyncio.sleep(1.2)  # beyond the terms of all leases
             server.restart()
             after = await play.ledger.stats()
             assert after.suspect
-            assert (after.fates, after.head, after.revision) == (before.fates, before.head, before.revision)
+            assert (after.fates, after.head) == (before.fates, before.head)
+            assert after.revision >= before.revision
             await raises(LedgerRewound, play.ledger.extend(play.fence, []))
             assert await play.ledger.confirm(*play.root.newest())
             trusted = await play.h.stats()
