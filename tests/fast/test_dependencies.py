@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,16 @@ def test_what_builds_headrace_is_locked() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     for requirement in map(Requirement, build):
         assert requirement.specifier.contains(locked("demo")[requirement.name])
+
+
+def test_the_demo_lacks_nothing_that_its_packages_need() -> None:
+    """Locks are installed without resolving, so what a package needs must be named."""
+    versions = locked("demo")
+    missing = {
+        f"{name} needs {requirement.name}"
+        for name in versions
+        for requirement in map(Requirement, metadata.requires(name) or ())
+        if (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and canonicalize_name(requirement.name) not in versions
+    }
+    assert not missing
