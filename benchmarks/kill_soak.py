@@ -1,6 +1,6 @@
 """Kills the processes of running `lookup-slow` recipes, hundreds of times, and counts what was lost or trained twice.
 
-    python benchmarks/kill_soak.py [--kills 48] [--groups 6] [--seed 0] [--json]
+    python benchmarks/kill_soak.py [--kills 24] [--groups 3] [--seed 0] [--json]
 
 Each kill is a SIGKILL of the learner, the rollout worker, the engine replica, the ledger's server, of whoever passes a
 failpoint next, or of the whole process group, which is then resumed; drawn from the seed, so that every kind has its
@@ -54,8 +54,8 @@ def outcomes(kills: int, groups: int, seed: int, folder: Path) -> Iterator[Outco
 def main() -> int:
     """Kill, and say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=48)
-    parser.add_argument("--groups", type=int, default=6, help="how many of them are of the whole process group")
+    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--groups", type=int, default=3, help="how many of them are of the whole process group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,5 +1,7 @@
 """Runs every benchmark and writes what they found to benchmarks/results/DATE.json, with the machine they ran on.
 
+`python scripts/evidence.py [NAME...]`: with names, only these are run, and their results replace those of the same day.
+
 Each benchmarks/*.py that can be run ends, under `--json`, with one line that is a JSON object: name, ratio, target,
 holds, rows. A benchmark that fails, or whose targets do not hold, is recorded all the same and makes the exit status 1.
 """
@@ -10,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +54,22 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Run all, print a line for each, write the file."""
-    scripts = sorted(path for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
-    if not scripts:
-        sys.stderr.write("benchmarks/ holds no benchmark\n")
+def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
+    """What was measured on the same day, by name."""
+    if not out.exists():
+        return {}
+    return {result["name"]: result for result in json.loads(out.read_text(encoding="utf-8"))["benchmarks"]}
+
+
+def main(names: Sequence[str]) -> int:
+    """Run all or those named, print a line for each, write the file."""
+    known = {path.stem: path for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    if not known or (unknown := set(names) - set(known)):
+        missing = ", ".join(sorted(unknown)) if known else "benchmark"
+        sys.stderr.write(f"benchmarks/ has no {missing}; it has {', '.join(sorted(known)) or 'none'}\n")
         return 1
     results = []
-    for script in scripts:
+    for script in (known[name] for name in sorted(names or known)):
         result = measure(script)
         results.append(result)
         verdict = "holds" if result["holds"] else "does not hold"
@@ -68,11 +79,12 @@ def main() -> int:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     out = BENCHMARKS / "results" / f"{date}.json"
     out.parent.mkdir(exist_ok=True)
-    content = {"date": date, "machine": machine(), "benchmarks": results}
+    all_results = (earlier_results(out) if names else {}) | {result["name"]: result for result in results}
+    content = {"date": date, "machine": machine(), "benchmarks": [all_results[name] for name in sorted(all_results)]}
     out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"wrote {out.relative_to(ROOT)}\n")
     return 0 if all(result["holds"] for result in results) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
