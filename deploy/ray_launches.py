@@ -19,12 +19,12 @@ from headrace.actors.rollout_actor import RolloutActor
 from headrace.actors.tasks.history import results_from_store
 from headrace.deploy import wiring
 from headrace.deploy.context import RunContext
-from headrace.deploy.ray_parts import RayPart, answer
+from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart, answer
 from headrace.deploy.runtime import Begun
 from headrace.deploy.shared_model import SharedModel, share_model
 from headrace.deploy.supervision import Supervision
 from headrace.platform.contracts import Ledger
-from headrace.platform.errors import Fenced, HeadraceError, PartDied, RunFailed
+from headrace.platform.errors import CommitRefused, Fenced, HeadraceError, PartDied, RunFailed
 from headrace.serving.replica_actor import ReplicaActor
 from headrace.trainer.learner_actor import LearnerActor
 
@@ -35,10 +35,12 @@ _POLL_S = 0.5
 
 class Launches:
     """The parts of one run. What new parts are told is set here: `held` versions, `kept` versions, whether rollouts
-    are on; `stopped`: the ledger's books are closed, and nobody needs a learner any more."""
+    are on; `stopped`: the ledger's books are closed, and nobody needs a learner any more. `control_deadline_s`: after
+    how long a part that does not answer counts as dead."""
 
-    def __init__(self, supervision: Supervision) -> None:
+    def __init__(self, supervision: Supervision, control_deadline_s: float = CONTROL_DEADLINE_S) -> None:
         self._supervision = supervision
+        self._control_deadline_s = control_deadline_s
         self.replicas: list[RayPart] = []
         self.workers: list[RayPart] = []
         self.held: set[int] = set()
@@ -75,7 +77,11 @@ class Launches:
         # Ray keeps the names of dead actors for a while: those of a driver that was killed must not be in the way.
         self.namespace = f"{context.run}-{secrets.token_hex(3)}"
         make = functools.partial(
-            RayPart, namespace=self.namespace, supervision=self._supervision, place_deadline_s=self._deadline_s
+            RayPart,
+            namespace=self.namespace,
+            supervision=self._supervision,
+            place_deadline_s=self._deadline_s,
+            control_deadline_s=self._control_deadline_s,
         )
         self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner)
         for n in range(context.config.serving.replicas):
@@ -101,11 +107,12 @@ class Launches:
         voids every fence (P8).
 
         Raises:
-            RunFailed: another learner has taken the run; the message names it.
+            RunFailed: another learner has taken the run, and the message names it; or somebody stopped the run.
         """
         stats = await self._ledger.stats()
         if stats.epoch == self._epoch:
-            raise RunFailed(f"another learner has taken the run: {stats.learner or 'the run was stopped'}") from error
+            taken = f"another learner has taken the run: {stats.learner}"
+            raise RunFailed(taken if stats.learner else "the run was stopped by somebody else") from error
         _log.warning("the ledger was rebuilt: the learner goes on from its checkpoint")
 
     async def close(self, deadline_s: float) -> None:
@@ -194,6 +201,8 @@ class Launches:
         except Fenced as error:
             await self.check_rebuilt(error)
             raise PartDied("the ledger was rebuilt while the learner started") from error
+        except CommitRefused as error:  # of the first version
+            raise PartDied(str(error)) from error
         self._takeover = True
         self._begun = Begun(head=head, steps=await answer("asking the learner", actor.steps.remote()))
         if self.kept is not None:

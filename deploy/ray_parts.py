@@ -18,6 +18,7 @@ from headrace.platform.errors import DeadlineExceeded, HeadraceError, PartDied, 
 
 T = TypeVar("T")
 CONTROL_DEADLINE_S = 60.0
+"""How long a part may take to answer a control call, unless the call itself takes longer."""
 _CAUSE_LENGTH = 240
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class RayPart:
         supervision: counts deaths.
         bring_up: makes a new actor do what the part has to do now.
         place_deadline_s: how long a later launch may wait for a node that has room for it (P23).
+        control_deadline_s: how long a part that says nothing is believed to be alive.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RayPart:
         supervision: Supervision,
         bring_up: Callable[[Any], Awaitable[None]],
         place_deadline_s: float,
+        control_deadline_s: float = CONTROL_DEADLINE_S,
     ) -> None:
         async def placed_and_brought_up(handle: Any) -> None:
             await placed(name, handle, place_deadline_s)
@@ -52,6 +55,7 @@ class RayPart:
             return actor.options(name=own, namespace=namespace, num_cpus=1, max_concurrency=16, max_restarts=0).remote()
 
         self.name = name
+        self._control_deadline_s = control_deadline_s
         self._supervised = Supervised(name, supervision, spawn, placed_and_brought_up, end_actor)
 
     @property
@@ -67,29 +71,28 @@ class RayPart:
         self,
         what: str,
         call: Callable[[Any], Awaitable[T]],
-        deadline_s: float = CONTROL_DEADLINE_S,
+        deadline_s: float | None = None,
         on_death: OnDeath = "ask again",
     ) -> T:
         """The answer of the actor to `call`; `what` it is for messages. One that does not answer in time is as good as
-        dead. See `Supervised.ask`."""
+        dead; `deadline_s` is for calls that take longer than others. See `Supervised.ask`."""
+        within_s = self._control_deadline_s if deadline_s is None else deadline_s
 
         async def question(handle: Any) -> T:
             try:
-                return await answer(f"{what} ({self.name})", call(handle), deadline_s)
+                return await answer(f"{what} ({self.name})", call(handle), within_s)
             except NoAnswer as error:
-                raise PartDied(f"{error}: no answer within {deadline_s:g} s") from error
+                raise PartDied(f"{error}: no answer within {within_s:g} s") from error
 
         return await self._supervised.ask(question, on_death)
 
-    async def ask_now(
-        self, what: str, call: Callable[[Any], Awaitable[T]], deadline_s: float = CONTROL_DEADLINE_S
-    ) -> T:
+    async def ask_now(self, what: str, call: Callable[[Any], Awaitable[T]]) -> T:
         """The answer of the present actor, dead or alive: nobody waits for a restart, and none is begun.
 
         Raises:
             PartDied: it is dead.
         """
-        return await answer(f"{what} ({self.name})", call(self._supervised.handle))
+        return await answer(f"{what} ({self.name})", call(self._supervised.handle), self._control_deadline_s)
 
     async def replace(self, launch: int) -> None:
         """See `Supervised.replace`."""

@@ -35,7 +35,6 @@ from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart
 from headrace.deploy.runtime import Activity, Begun
 from headrace.deploy.supervision import Supervision
 from headrace.platform.errors import (
-    CommitRefused,
     DeadlineExceeded,
     Fenced,
     HeadraceError,
@@ -122,17 +121,24 @@ class RayRuntime:
         """See `Runtime.step`."""
         learner = self._parts.learner
         deadline_s = 2 * self._context.config.learner.batch_deadline_s + CONTROL_DEADLINE_S
+        asked = 0
+
+        def step_of(actor: Any) -> Awaitable[StepReport]:
+            nonlocal asked
+            asked = learner.launch
+            step: Awaitable[StepReport] = actor.step.remote()
+            return step
+
         while True:
-            launch = learner.launch
             try:
-                report: StepReport = await learner.ask(
-                    "the learner step", lambda actor: actor.step.remote(), deadline_s
-                )
+                report = await learner.ask("the learner step", step_of, deadline_s)
             except Fenced as error:
                 await self._parts.check_rebuilt(error)
-                await learner.replace(launch)
-            except CommitRefused as error:  # a learner is done after any error; the next one begins at the checkpoint
-                await learner.restart(launch, str(error))
+                await learner.replace(asked)
+            except LedgerError as error:
+                # P7: a refused commit, or leases that ran out. The run is still this learner's, but a learner is done
+                # after any error, as if it were dead: the next one begins at the checkpoint (P6).
+                await learner.restart(asked, str(error))
             else:
                 self._supervision.reached(report.step)
                 return report

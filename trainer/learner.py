@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm, Clock, LearnerBackend, Ledger, VersionRegistry
-from headrace.platform.errors import DeadlineExceeded, LedgerAway, LedgerError, RunFailed
+from headrace.platform.errors import CommitRefused, DeadlineExceeded, LedgerAway, LedgerError, RunFailed
 from headrace.platform.observability.parts import Part
 from headrace.platform.records.tables import Receipt
 from headrace.trainer.checkpoint import CheckpointStore
@@ -169,9 +169,11 @@ class Learner:
         """One learner batch, from lease to commit.
 
         Raises:
-            RunFailed: no batch came, the step is not finite (the message names the episodes), the ranks disagree, a
-                refused commit, or a ledger that stayed away.
-            Fenced: another learner holds the run.
+            RunFailed: no batch came, the step is not finite (the message names the episodes), the ranks disagree, or a
+                ledger that stayed away.
+            CommitRefused: a commit was refused, or would be, as leases ran out (P7). The next learner begins at the
+                newest checkpoint and is given the groups again.
+            Fenced: another learner holds the run, or it was stopped.
         """
         try:
             return await self._step()
@@ -261,7 +263,7 @@ class Learner:
             leased = await self._intake.lease(publisher.fence, start, began, self._steps + 1)
             busy_from = self._clock()
             if again := self._held.intersection(group.group for group in leased):
-                raise RunFailed(f"the leases of groups {sorted(again)} ran out before they were committed")
+                raise CommitRefused(f"the leases of groups {sorted(again)} ran out before they were committed")
             self._held.update(group.group for group in leased)
             opened, refused = await self._intake.open(leased, start)
             for group in refused:

@@ -155,7 +155,7 @@ class Publisher:
 
         Raises:
             Fenced: another learner holds the run.
-            RunFailed: the ledger refused the commit; no later one could be accepted.
+            CommitRefused: the ledger refused the commit; no later one of this learner could be accepted.
             DiskFull: there is no room for it.
         """
         path, hashes, content_hash = await self.durably(lambda: self._registry.stage(number, self.fence, files))
@@ -189,7 +189,7 @@ class Publisher:
         try:
             await self._ledger.commit(request)
         except CommitRefused as error:
-            raise RunFailed(f"version {number} was not accepted: {error}") from error
+            raise CommitRefused(f"version {number} was not accepted: {error}") from error
         failpoint("after_commit")
         self.lineage[number] = VersionNode(self.head, total)
         self.head, self._head_hash = number, content_hash

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from learner_kit import RUN, World
 
-from headrace.platform.errors import DeadlineExceeded, Fenced, LedgerAway, LedgerRewound, RunFailed
+from headrace.platform.errors import CommitRefused, DeadlineExceeded, Fenced, LedgerAway, LedgerRewound, RunFailed
 from headrace.platform.ledger.patient import PatientLedger
 from headrace.platform.testing.fakes.learning import FakeAlgorithm, FakeBackend
 from headrace.trainer.heartbeat import Heartbeat
@@ -112,9 +112,33 @@ async def test_a_group_whose_lease_ran_out_is_not_trained_again(tmp_path):
     await world.play(2, version=0)
     await learner.step()
     world.clock.now_s += 11.0
-    with pytest.raises(RunFailed, match=r"leases of groups \[0, 1\] ran out"):
+    with pytest.raises(CommitRefused, match=r"leases of groups \[0, 1\] ran out"):
         await learner.step()
     assert world.receipts == []
+    heir = world.learner()  # P6: from the checkpoint of version 0, in the same run
+    await heir.start(takeover=True)
+    assert [(await heir.step()).groups, heir.held] == [2, [0, 1]]
+
+
+async def test_leases_that_run_out_within_a_step_refuse_its_commit(tmp_path):
+    """P7: the learner was stopped for longer than its leases, and nobody else has taken the run."""
+    world = World(tmp_path, limits={"learner_lease_s": 10.0})
+
+    class Frozen(FakeBackend):
+        def step(self, batch, algorithm):
+            world.clock.now_s += 11.0
+            return super().step(batch, algorithm)
+
+    learner = world.learner(Frozen())
+    await learner.start()
+    await world.play(2, version=0)
+    with pytest.raises(CommitRefused, match=r"version 1 was not accepted: group 0 is not leased"):
+        await learner.step()
+    heir = world.learner()
+    await heir.start(takeover=True)
+    report = await heir.step()
+    assert (report.step, report.version) == (1, 2)
+    assert (await world.ledger.stats()).fates == {"trained": 4, "in_flight": 0}
 
 
 async def test_close_gives_back_what_was_not_published(tmp_path):

@@ -98,8 +98,8 @@ async def test_numbers_are_above_every_blob_and_manifest(tmp_path):
     assert await publish(one) == 9
 
 
-async def test_a_refused_commit_ends_the_run_by_name(tmp_path):
-    """P7"""
+async def test_a_refused_commit_is_told_as_one_and_moves_no_head(tmp_path):
+    """P7: whoever holds the run may go on from the checkpoint, with another learner."""
     world = World(tmp_path)
     one = await taken_over(world)
 
@@ -107,8 +107,9 @@ async def test_a_refused_commit_ends_the_run_by_name(tmp_path):
         raise CommitRefused("parent -1 is not the head, 3")
 
     world.ledger.commit = refused
-    with pytest.raises(RunFailed, match="version 0 was not accepted: parent -1 is not the head"):
+    with pytest.raises(CommitRefused, match=r"^version 0 was not accepted: parent -1 is not the head"):
         await publish(one)
+    assert (one.head, one.lineage) == (-1, {})
 
 
 async def test_a_first_version_without_its_checkpoint_begins_again_over_it(tmp_path):

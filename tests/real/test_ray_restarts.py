@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from typing import ClassVar
 
 import psutil
@@ -15,10 +16,18 @@ from command_line import environment, start
 from test_interrupt import MARK, ended, given, marked, steps_done, wait_for
 from test_ray_runtime import carry, small
 
+from headrace.actors.outbox import Outbox
+from headrace.deploy.ray_launches import Launches
 from headrace.deploy.ray_parts import end_actor, placed
 from headrace.deploy.runtime_ray import RayRuntime
 from headrace.platform.errors import DeadlineExceeded, RunFailed
+from headrace.platform.records.delivery import Outcome, Submission
+from headrace.platform.records.ids import AttemptId
+from headrace.platform.records.status import Fate
+from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.events import Events, RunEvent
+from headrace.platform.store.tables import FateTable
+from headrace.platform.testing.failpoints import FOLDER_VARIABLE, arm
 from headrace.platform.testing.kills.audit import audit
 from headrace.serving.replica_actor import ReplicaActor
 
@@ -28,17 +37,20 @@ PARTS = ("learner", "rollout-0", "replica-0", "server")
 
 
 class Killing(RayRuntime):
-    """Kills `victims` after learner step `at`, once."""
+    """Kills `victims` after learner step `at`, once. `pids` are those of the victims."""
 
     victims: tuple[str, ...] = ()
+    sends = signal.SIGKILL
     at = 2
     killed_s = 0.0
+    pids: ClassVar[list[int]] = []
 
     async def step(self):
         report = await super().step()
         if not self.killed_s and report.step == self.at:
             for victim in self.victims:
-                os.kill(await self.pid_of(victim), signal.SIGKILL)
+                self.pids.append(await self.pid_of(victim))
+                os.kill(self.pids[-1], self.sends)
             type(self).killed_s = time.monotonic()
         return report
 
@@ -117,6 +129,60 @@ async def test_an_evaluation_in_which_a_worker_dies_is_played_again(ray_session,
     assert 0.1 < summary["success_before"] < 0.6
 
 
+class Snapshot(Launches):
+    """Keeps what worker 0 left in its outbox when it died."""
+
+    left: tuple[Submission, ...] = ()
+
+    async def _bring_up_worker(self, index, actor):
+        if index == 0 and index in self._holders:
+            outbox = Outbox(self._context.local("outbox") / "rollout-0", self._context.run)
+            self.left = tuple(entry.submission for entry in outbox.entries())
+        await super()._bring_up_worker(index, actor)
+
+
+class DyingBeforeThePut(RayRuntime):
+    """Worker 0 dies between its outbox and its put. No learner step is taken until it is back, so that nothing is too
+    old by then."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self._parts = type(self).parts = Snapshot(self._supervision)
+
+    async def step(self):
+        report = await super().step()
+        if report.step == 2:
+            folder = str(self.folder)
+            actor = ray.get_actor("rollout-0", namespace=self._parts.namespace)
+            await actor.__ray_call__.remote(lambda _: os.environ.update({FOLDER_VARIABLE: folder}))
+            arm(self.folder, "after_outbox")
+            async with asyncio.timeout(WAIT_S):
+                while self._parts.workers[0].launch == 1:  # noqa: ASYNC110 - the watch of the run finds it dead
+                    await asyncio.sleep(0.1)
+        return report
+
+
+async def test_what_a_dead_worker_had_finished_is_put_before_its_groups_are_given_up(
+    ray_session, lookup_model, tmp_path
+):
+    """P11, P2: else the other worker, which has places free and would wait for nothing, played it once more."""
+    config = small(
+        lookup_model, tmp_path, "learner.steps=4", "rollout.workers=2", "queue.dispatch_lease_s=120", "queue.max_lag=8"
+    )
+    dying = type("Dying", (DyingBeforeThePut,), {"folder": tmp_path.parent / f"{tmp_path.name}-points"})
+    summary, context = await carry(config, dying)
+    assert_unharmed(summary, context, {"rollout-0": 1})
+    finished = [put.attempt_id for put in dying.parts.left if put.outcome is Outcome.DONE]
+    assert finished, "the last of them was not put: the worker died first"
+    fates = FateTable(context.root).by_episode()
+    assert {fates[str(attempt)].fate for attempt in finished} <= {Fate.TRAINED, Fate.DROPPED}
+    stored = Counter(each.episode_id for each in EpisodeStore(context.root).iterate())
+    slots = {(attempt.group, attempt.sample) for attempt in finished}
+    played = [name for name in fates if (AttemptId.parse(name).group, AttemptId.parse(name).sample) in slots]
+    assert sorted(played) == sorted(map(str, finished)), "no slot had another attempt"
+    assert {stored[name] for name in played} == {1}
+
+
 class TestTheEnd:
     """Case E9: nobody waits for ever."""
 
@@ -172,6 +238,8 @@ class TestTheEnd:
 
         with pytest.raises(RunFailed, match="another learner has taken the run: the learner of somebody else"):
             await carry(small(lookup_model, tmp_path, "learner.steps=8"), Usurped)
+        (root,) = tmp_path.iterdir()
+        assert not json.loads((root / "summary.json").read_text())["restarts"]
 
 
 async def test_no_node_has_room(ray_session):  # P23
