@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.platform.config import RunConfig
+from headrace.platform.node_cache import node_cache
 from headrace.platform.records.delivery import LedgerLimits
 from headrace.platform.store.run_root import RunRoot
 
 POLICY_ID = "policy"
-
-
-def node_cache() -> Path:
-    """Where this node keeps what it can have again."""
-    return Path.home() / ".cache" / "headrace"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.deploy.context import RunContext, node_cache
+from headrace.deploy.context import RunContext
+from headrace.platform.node_cache import node_cache
 from headrace.platform.registry.blobs import BlobStore
 from headrace.platform.registry.hashing import file_hash
 from headrace.platform.store.run_root import RunRoot

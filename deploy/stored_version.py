@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.deploy.context import POLICY_ID, node_cache
+from headrace.deploy.context import POLICY_ID
 from headrace.platform.errors import ConfigError, NotFound, RegistryError
 from headrace.platform.ledger.memory import MemoryLedger
+from headrace.platform.node_cache import node_cache
 from headrace.platform.records.delivery import LedgerLimits
 from headrace.platform.records.versions import VersionManifest, VersionRef
 from headrace.platform.registry.blobs import BlobStore

@@ -9,6 +9,11 @@
     ├── DeadlineExceeded (TimeoutError)     something did not answer within its deadline
     ├── NotFound (LookupError)              a run, episode or version that does not exist, or not uniquely
     ├── EnvironmentFault (RuntimeError)     an environment failed; `transient` says whether a fresh one may not
+    │   ├── ExternalDivergence              it asks for what was not asked for when it was recorded
+    │   └── InfrastructureFault             what it stands on failed: always transient, and not its fault
+    │       ├── SandboxDied                 its sandbox is gone
+    │       └── HostAway                    the host that plays it is gone, full or draining
+    ├── CannotBranch (RuntimeError)         the world does not come to the state that a branch begins from
     ├── EngineError (RuntimeError)          an engine could not serve a request
     │   ├── VersionUnavailable              no replica holds the version
     │   └── EngineDead                      the replica is gone
@@ -60,6 +65,32 @@ class EnvironmentFault(HeadraceError, RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ExternalDivergence(EnvironmentFault):
+    """In a re-execution, a world asked for something that was not asked for at that step when it was recorded."""
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message, transient)
+
+
+class InfrastructureFault(EnvironmentFault):
+    """What an environment stands on has failed; a fresh one, elsewhere, may not (case E13)."""
+
+    def __init__(self, message: str, transient: bool = True) -> None:
+        super().__init__(message, transient)
+
+
+class SandboxDied(InfrastructureFault):
+    """A sandbox is gone: killed, over a limit that ends it, or never up."""
+
+
+class HostAway(InfrastructureFault):
+    """The environment host of a session is gone, or no host can take one."""
+
+
+class CannotBranch(HeadraceError, RuntimeError):
+    """The world at hand does not come to the state that the branch was to begin from: there is no such episode."""
 
 
 class EngineError(HeadraceError, RuntimeError):

@@ -1,12 +1,10 @@
 """All that the probes take from the machine: packages, programs, files, sizes. Tests put a fake in its place."""
 
 import contextlib
-import ctypes
 import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,9 +17,6 @@ import psutil
 import headrace
 from headrace.platform.errors import DeadlineExceeded
 from headrace.platform.ledger.server import EmbeddedServer
-
-_LANDLOCK_CREATE_RULESET = 444  # the same number on every architecture
-_LANDLOCK_CREATE_RULESET_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +132,8 @@ class Host:
         """How many files a process may open: as set, and as it may set for itself."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def landlock_abi(self) -> int:
-        """The kernel's Landlock ABI; below 1 there is none."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        return int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION))
+    def why_no_sandbox(self, mode: str) -> str:
+        """Why boxes of this kind cannot run here now; empty when they can."""
+        from headrace.actors.sandboxes.opening import why_not  # its libraries are loaded only for those who ask
 
-    def ask_socket(self, address: str | tuple[str, int], request: bytes, deadline_s: float) -> bytes:
-        """The first bytes that answer `request` at a unix socket's path or at (host, port). Raises OSError."""
-        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as connection:
-            connection.settimeout(deadline_s)
-            connection.connect(address)
-            connection.sendall(request)
-            return connection.recv(4096)
+        return why_not(mode)

@@ -3,9 +3,12 @@
 import re
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.platform.config.base import StrictModel
+from headrace.platform.config.faults import FaultConfig
+from headrace.platform.config.pools import PoolConfig
+from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.config.tasks import TasksConfig
 from headrace.platform.records.episode import Budgets
 
@@ -87,12 +90,24 @@ class EnvironmentConfig(StrictModel):
     """Where the tasks come from, for environments that bring none or should play others."""
     scorer: ScorerConfig | None = None
     """Adds its reward components to those of the environment."""
+    sandbox: SandboxConfig | None = None
+    """The box that its tools run in, for environments that can use one; short form `sandbox: bubblewrap`."""
+    pool: PoolConfig | None = None
+    """Hosts that play it, instead of the rollout workers; short form `pool: ws://127.0.0.1:8700`."""
+    faults: tuple[FaultConfig, ...] = ()
+    """Faults to put into its training episodes."""
     sampling: SamplingConfig = SamplingConfig()
     budgets: BudgetConfig = BudgetConfig()
     reset_deadline_s: float = Field(30.0, gt=0)
     """How long `reset` may take (case X15)."""
     step_deadline_s: float = Field(30.0, gt=0)
     """How long one `step` may take."""
+
+    @model_validator(mode="after")
+    def _boxes_are_where_it_is_played(self) -> "EnvironmentConfig":
+        if self.sandbox is not None and self.pool is not None:
+            raise ValueError("give sandbox to `headrace env serve` on the hosts of the pool, not to the run")
+        return self
 
     @property
     def known_as(self) -> str:

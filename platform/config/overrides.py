@@ -1,7 +1,8 @@
 """Overrides such as `learner.lr=3e-4`, written into a recipe's plain data before it is validated.
 
 Paths are dotted; list items are named by index (`environments.0.weight`) or by their `name`
-(`environments.lookup.weight`). Values are YAML. Whether a key exists is left to validation, which knows the models.
+(`environments.lookup.weight`). `environment.sandbox` means the one environment of a recipe that has one. Values are
+YAML. Whether a key exists is left to validation, which knows the models.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     segments = path.strip().split(".")
     if not equals or not all(segments):
         raise ConfigError(f"override {without_password(override)!r}: write key=value, such as learner.lr=3e-4")
+    segments = _spelled_out(data, segments)
     try:
         value = parse_yaml(text) if text.strip() else ""
     except ConfigError as error:
@@ -42,6 +44,18 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node[segments[-1]] = value
     else:
         raise ConfigError(f"{path}: {'.'.join(segments[:-1])} is a value, so it has no key {segments[-1]!r}")
+
+
+def _spelled_out(data: dict[str, Any], segments: list[str]) -> list[str]:
+    """`environment.X` as `environments.0.X`."""
+    if segments[0] != "environment" or len(segments) == 1:
+        return segments
+    environments = data.get("environments")
+    if not isinstance(environments, list) or len(environments) != 1:
+        raise ConfigError(
+            f"{'.'.join(segments)}: `environment` means the only one of a recipe; name one as environments.NAME"
+        )
+    return ["environments", "0", *segments[1:]]
 
 
 def _descend(node: Any, segment: str, above: list[str], below: str) -> Any:

@@ -5,6 +5,7 @@ whoever brings an environment, a scorer or an engine can run ours against it.
 """
 
 from headrace.platform.contracts.boxes import (
+    BoxLimits,
     CommandResult,
     Sandbox,
     SandboxProvider,
@@ -38,6 +39,7 @@ from headrace.platform.contracts.worlds import (
 
 __all__ = [
     "Algorithm",
+    "BoxLimits",
     "Clock",
     "CommandResult",
     "Environment",

@@ -10,7 +10,12 @@ from headrace.platform.records.message import (
 
 
 class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a command left: its exit code (None when it was killed), bounded output, and which limit ended it."""
+    """What a command left: its exit code (None when it was killed), bounded output, and which limit ended it.
+
+    `limit` is empty, or one of "time" (the command's own limit), "silence" (it printed nothing for too long), "memory"
+    and "disk" (the box's limits). `output` is standard output and error as they came, decoded as UTF-8 with invalid
+    bytes replaced (case X10); beyond the limit on output the middle is left out and `truncated_bytes` says how much.
+    """
 
     exit_code: int | None
     output: str
@@ -19,40 +24,83 @@ class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     seconds: float = 0.0
 
 
+class BoxLimits(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one box may use. Sizes in MiB; `cpu_s` are seconds of processor time of one process."""
+
+    memory_mb: int = 512
+    cpus: float = 1.0
+    cpu_s: int = 600
+    pids: int = 64
+    file_mb: int = 64
+    disk_mb: int = 256
+    output_kb: int = 64
+    silence_s: float = 60.0
+
+
 class Sandbox(Protocol):
-    """One box, already running. Owned by whoever created it; `close` is safe to call twice."""
+    """One box, already running: a shell that lives as long as it, whose working directory and exported variables last.
+
+    Owned by whoever created it; `close` is safe to call twice. Calls never overlap. A box that is gone, killed or over
+    its disk or memory raises SandboxDied from every call but `close`, at once (case E13).
+    """
 
     sandbox_id: str
 
-    async def run(self, command: str, timeout_s: float) -> CommandResult:
-        """Run in the box's shell. A command that outruns its limit is a result, not an error (P27)."""
+    async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
+        """Run in the box's shell. A command that outruns its limit, or says nothing for `silence_s` (the box's limit
+        where None), is killed with all that it started, and is a result, not an error (P27, case X9); the shell, its
+        directory and its variables are as before the command.
+
+        Raises:
+            SandboxDied: the box is gone.
+        """
 
     async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises FileNotFoundError."""
+        """A file's bytes; relative paths begin at the workspace. Reads as the box sees it: a link leads nowhere else.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it is no file, or larger than the box's limit on files.
+            SandboxDied: the box is gone.
+        """
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file."""
+        """Create or replace a file and the folders above it. Raises OSError and SandboxDied as `read`."""
 
     async def snapshot(self) -> str:
-        """Keep the file system and return an id for `SandboxProvider.restore`."""
+        """Keep workspace, /tmp, working directory and exported variables; an id for `SandboxProvider.restore`.
+
+        Processes that commands left in the background are ended first: a snapshot has none.
+        """
 
     async def close(self) -> None:
         """End every process in the box and release it."""
 
 
 class SandboxProvider(Protocol):
-    """Makes boxes. Refuses, rather than weakens, when it cannot isolate as declared."""
+    """Makes boxes. Refuses, rather than weakens, when it cannot isolate as declared.
+
+    `mode` is how it isolates: one of "docker", "bubblewrap", "landlock" and "unsafe-process". `image_digest` names the
+    root file system that its boxes see, empty where that is the host's.
+    """
 
     mode: str
+    image_digest: str
 
     async def create(self) -> Sandbox:
-        """A fresh box."""
+        """A fresh box. Waits while there are as many as may be (P21). Raises SandboxDied when it does not come up."""
 
     async def restore(self, snapshot_id: str) -> Sandbox:
-        """A fresh box whose files are those of the snapshot."""
+        """A fresh box as it was at the snapshot. Raises KeyError for an unknown one, else as `create`."""
+
+    async def discard(self, snapshot_id: str) -> None:
+        """Forget a snapshot; boxes that were restored from it go on. An unknown one is passed over."""
 
     async def reap(self) -> int:
-        """Remove boxes whose owner is gone; returns how many (case X17)."""
+        """Remove what providers of dead processes left on this host; how many boxes that was (case X17)."""
+
+    async def close(self) -> None:
+        """Close every box, forget every snapshot. Safe to call twice."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

