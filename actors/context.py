@@ -13,7 +13,7 @@ import numpy as np
 from headrace.platform.contracts import Renderer
 from headrace.platform.records.arrays import I32
 from headrace.platform.records.message import Message, ToolSpec
-from headrace.platform.records.turn import View
+from headrace.platform.records.turn import Turn, View
 
 Bridge = Callable[[Sequence[Message], bool], list[int] | None]
 _INT32 = np.dtype(np.int32)
@@ -25,7 +25,7 @@ class Context:
 
     def __init__(self, renderer: Renderer, tools: Sequence[ToolSpec]) -> None:
         self._renderer = renderer
-        self._tools = tools
+        self.tools = tools
         self._ids = b""  # i32: unchangeable, so that what was asked of an engine can be a view of it
         self._messages: list[Message] = []
         self._first_turn = 0
@@ -42,6 +42,15 @@ class Context:
         """Begin with `messages`; returns the prompt's ids."""
         self._messages += messages
         return self._render()
+
+    def take_up(self, messages: Sequence[Message], turns: Sequence[Turn]) -> None:
+        """Begin where recorded `turns` ended: with their tokens as they were, and the `messages` that they stand for,
+        from which a later segment is rendered."""
+        self._messages += messages
+        self.segment = turns[-1].segment
+        shown = [index for index, turn in enumerate(turns) if turn.segment == self.segment]
+        self._first_turn = shown[0]
+        self._ids = b"".join(np.asarray(turns[index].token_ids, _INT32).tobytes() for index in shown)
 
     def said(self, message: Message, token_ids: I32) -> None:
         """The policy sampled `token_ids`, which read as `message`."""
@@ -74,7 +83,7 @@ class Context:
         return _view(self._first_turn, turn, self.segment)
 
     def _render(self) -> I32:
-        prompt, self._ids = _i32(self._renderer.render(self._messages, self._tools))
+        prompt, self._ids = _i32(self._renderer.render(self._messages, self.tools))
         return prompt
 
 

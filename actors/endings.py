@@ -4,7 +4,7 @@ from headrace.actors.deadline import Deadline
 from headrace.actors.frames import described, message_of
 from headrace.actors.plan import Ending
 from headrace.actors.text import well_formed_text
-from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault
+from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault, InfrastructureFault
 from headrace.platform.records.message import StepResult
 from headrace.platform.records.status import FaultOwner, Status, StopReason
 
@@ -19,10 +19,10 @@ def ending_of(answer: StepResult) -> Ending | None:
         return None
     if answer.terminated and answer.truncated:
         raise EnvironmentFault("a step is terminated and truncated at once", transient=False)
+    if answer.status is Status.SAFETY_BLOCK:  # whichever way it was ended: what was blocked is not graded
+        return Ending(StopReason.TERMINATED, answer.status, FaultOwner.SAFETY, "the world ended it for safety")
     if answer.truncated or answer.status.is_truncated:
         return Ending(StopReason.ENV_TRUNCATED, Status.BUDGET_EXHAUSTED)
-    if answer.status is Status.SAFETY_BLOCK:
-        return Ending(StopReason.TERMINATED, answer.status, FaultOwner.SAFETY, "the world ended it for safety")
     return Ending(StopReason.TERMINATED, answer.status)
 
 
@@ -42,8 +42,10 @@ def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Endin
     if isinstance(error, TimeoutError) and not isinstance(error, DeadlineExceeded):
         if deadline.budget_is_spent and has_acted:
             return Ending(StopReason.MAX_SECONDS, Status.BUDGET_EXHAUSTED)
-        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, f"{waiting_for} outran its deadline")
-    if isinstance(error, EngineError):
+        outran = f"{waiting_for} outran its deadline"
+        told = outran if str(error) in ("", outran) else well_formed_text(_cause(error, owner))
+        return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, told)
+    if isinstance(error, EngineError | InfrastructureFault):
         owner = FaultOwner.INFRASTRUCTURE
     fault = well_formed_text(_cause(error, owner))
     if (

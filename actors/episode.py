@@ -6,6 +6,8 @@ context, until the task ends, a budget runs out, or something breaks::
 
     reset ─► prompt ─► [ sample ─► read ─► step ─► observe ] … ─► end ─► score ─► record
 
+One that branches off a recorded episode begins with that one's turns instead of a prompt (`replaying/branch.py`).
+
 Three things are kept apart here and everywhere: a *mistake of the model* comes back to it as an observation; the *end
 of a budget* is a valid, truncated episode (P27); a *fault of the world or the machinery* ends the episode without a
 reward, for failure is never a reward.
@@ -27,9 +29,10 @@ from headrace.actors.endings import classify, ending_of
 from headrace.actors.environments.adapter import AsyncEnvironment
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
+from headrace.actors.replaying.branch import BRANCH, take_up
 from headrace.actors.text import well_formed
 from headrace.platform.contracts import ParsedMessage, Renderer, TokenGenerator
-from headrace.platform.errors import EngineError, EnvironmentFault
+from headrace.platform.errors import CannotBranch, EngineError, EnvironmentFault
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.generation import GenerationRequest
 from headrace.platform.records.message import Message, RewardComponent, StepResult
@@ -50,7 +53,8 @@ async def play_episode(
 ) -> PlayedEpisode:
     """Play one episode to its end, whatever that is. Owns `environment` and closes it.
 
-    Only cancellation is raised; every other failure is part of the record.
+    Only cancellation is raised, and CannotBranch where the world does not follow the plan's prefix: that is no episode.
+    Every other failure is part of the record.
     """
     recorder = Recorder(episode_id=str(plan.attempt_id))
     began = time.monotonic()
@@ -62,6 +66,8 @@ async def play_episode(
         if _is_cancelled():
             raise
         ending = classify(error, deadline, recorder.policy_turns > 0)
+    except CannotBranch:
+        raise
     except (Exception, SystemExit) as error:  # the boundary: whatever broke is classified here, once
         ending = classify(error, deadline, recorder.policy_turns > 0)
     finally:
@@ -72,7 +78,9 @@ async def play_episode(
             raise
         finally:
             deadline.disarm()
-    episode = recorder.episode(plan, environment.name, environment.version, ending, time.monotonic() - began)
+    duration_s = time.monotonic() - began
+    provenance = environment.provenance
+    episode = recorder.episode(plan, environment.name, environment.version, provenance, ending, duration_s)
     if ending.owner is not FaultOwner.NONE:
         return PlayedEpisode(episode=episode, rewards=(), score=None)
     if scorer is not None:
@@ -93,12 +101,16 @@ async def _converse(
     began: float,
 ) -> Ending:
     """The turn loop."""
-    deadline.allow("reset", began, plan.reset_deadline_s)
-    observation = await environment.reset(plan.task, plan.seed)
-    tools = environment.tools()
-    context = Context(renderer, tools)
-    messages = well_formed(observation.messages)
-    recorder.prompt(messages, observation, context.open(messages))
+    if plan.prefix is None:
+        branch = 0
+        deadline.allow("reset", began, plan.reset_deadline_s)
+        observation = await environment.reset(plan.task, plan.seed)
+        context = Context(renderer, environment.tools())
+        messages = well_formed(observation.messages)
+        recorder.prompt(messages, observation, context.open(messages))
+    else:
+        branch = BRANCH
+        context = await take_up(plan, environment, renderer, recorder, deadline)
     stops = renderer.stop_token_ids
     dice = plan.attempt_id  # without the run's name: the same recipe and seed sample the same again
     sample = dice.sample if plan.sample is None else plan.sample
@@ -115,7 +127,7 @@ async def _converse(
         if sampling.max_new_tokens > room:
             sampling = msgspec.structs.replace(sampling, max_new_tokens=room)
         turn = recorder.policy_turns
-        key = f"{recorder.episode_id}/0/{turn}"  # P26: episode, attempt, branch, turn
+        key = f"{recorder.episode_id}/{branch}/{turn}"  # P26: episode, attempt, branch, turn
         request = GenerationRequest(
             key=key,
             session=recorder.episode_id,
@@ -134,7 +146,7 @@ async def _converse(
         if not token_ids:
             raise EngineError(f"the engine sampled no token ({generation.finish_reason})")
         said = renderer.parse(token_ids)
-        if said.error and not tools:  # where there is nothing to call, what looks like a call is an answer
+        if said.error and not context.tools:  # where there is nothing to call, what looks like a call is an answer
             said = ParsedMessage(renderer.decode(token_ids[:-1] if token_ids[-1] in stops else token_ids))
         view = context.view(len(recorder.turns))
         recorder.sampled(request, generation, said, view, started - began, sampled - began)

@@ -13,7 +13,8 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
     """How the training episodes of one environment went, since the start.
 
     `scored` episodes have a score, which `score_sum` adds up; `faults` counts the others by owner. `segments_opened`
-    counts contexts that could not be extended exactly and were begun anew (case T3).
+    counts contexts that could not be extended exactly and were begun anew (case T3). `struck` episodes met a fault that
+    was put in on purpose; `recovered` of them have a score nevertheless, which `recovery_sum` adds up.
     """
 
     episodes: int = 0
@@ -24,6 +25,14 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
     sampled_tokens: int = 0
     segments_opened: int = 0
     duration_s: float = 0.0
+    struck: int = 0
+    recovered: int = 0
+    recovery_sum: float = 0.0
+
+    @property
+    def recovery(self) -> float | None:
+        """Mean score of the episodes that went on to a score after an injected fault; None where there is none."""
+        return self.recovery_sum / self.recovered if self.recovered else None
 
     def add(self, played: PlayedEpisode) -> None:
         """Count an episode."""
@@ -39,6 +48,11 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
         self.sampled_tokens += episode.cost.sampled_tokens
         self.segments_opened += episode.turns[-1].segment if episode.turns else 0
         self.duration_s += episode.duration_s
+        if episode.injected_faults:
+            self.struck += 1
+            if played.score is not None:
+                self.recovered += 1
+                self.recovery_sum += played.score
 
     def __add__(self, other: "EnvironmentCounts") -> "EnvironmentCounts":
         faults = dict(self.faults)
@@ -53,6 +67,9 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
             sampled_tokens=self.sampled_tokens + other.sampled_tokens,
             segments_opened=self.segments_opened + other.segments_opened,
             duration_s=self.duration_s + other.duration_s,
+            struck=self.struck + other.struck,
+            recovered=self.recovered + other.recovered,
+            recovery_sum=self.recovery_sum + other.recovery_sum,
         )
 
 
@@ -100,4 +117,5 @@ def outcome_of(played: PlayedEpisode, sample: int) -> EpisodeOutcome:
         duration_s=episode.duration_s,
         tool_s=episode.cost.tool_s,
         fault=played.cause,
+        injected_faults=len(episode.injected_faults),
     )

@@ -18,6 +18,9 @@ class EpisodePlan:
 
     `sample` numbers the episode among those of its task where the attempt's own number may not decide what is sampled:
     in evaluations, which must come out the same under whatever ids they are stored.
+
+    Where `prefix` is set, the episode branches off it: it begins with the turns of that episode up to its step
+    `branch_step` (0 is the reset), as they were.
     """
 
     attempt_id: AttemptId
@@ -34,6 +37,8 @@ class EpisodePlan:
     request_deadline_s: float = 60.0
     dispatched_s: float = 0.0
     worker_id: str = ""
+    prefix: Episode | None = None
+    branch_step: int | None = None
 
 
 @dataclass(slots=True)

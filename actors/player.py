@@ -73,7 +73,7 @@ class Player:
             dispatched_s=dispatched_s,
             worker_id=settings.worker_id,
         )
-        environment = place.worlds.session(setting)
+        environment = place.worlds.session(setting, attempt_id)
         began = time.time()
         played = await play_episode(
             plan, environment, self._renderer, self._generator, self._scorers.get(config.known_as)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import ParsedMessage
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.arrays import F32, I32, U8
-from headrace.platform.records.episode import Episode, Stamps
+from headrace.platform.records.episode import Episode, Provenance, Stamps
 from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.platform.records.message import (
     Cost,
@@ -84,6 +84,23 @@ class Recorder:
     state_hash: HashPair = field(default_factory=HashPair)
     policy_turns: int = 0
     _pending: "_Sampled | None" = None
+
+    def take_up(self, turns: Sequence[Turn], views: Sequence[View], results: Mapping[int, StepResult]) -> None:
+        """Begin with the turns of another episode, which have just been done again: `results` by turn. What they cost
+        and earned is this episode's too."""
+        self.turns += turns
+        self.views += views
+        self.policy_turns = len(views)
+        for view in views:
+            self.prompt_tokens += sum(len(turn.token_ids) for span in view.spans for turn in turns[slice(*span)])
+            cost = turns[view.turn].cost
+            self.sampled_tokens += cost.sampled_tokens
+            self.tools_called += cost.tool_calls
+            self.tool_s += cost.tool_s
+        for index, result in results.items():
+            self.money += result.cost.money
+            self.reward(result.rewards, turn=index)
+        self.state_hash = turns[-1].state_hash
 
     def prompt(self, messages: Sequence[Message], observation: Observation, token_ids: I32 | Sequence[int]) -> None:
         """The opening messages, as one turn without actions."""
@@ -183,7 +200,13 @@ class Recorder:
         return float(sum(row.value or 0.0 for row in self.rewards))
 
     def episode(
-        self, plan: EpisodePlan, environment: str, environment_version: str, ending: Ending, duration_s: float
+        self,
+        plan: EpisodePlan,
+        environment: str,
+        environment_version: str,
+        provenance: Provenance,
+        ending: Ending,
+        duration_s: float,
     ) -> Episode:
         """The finished record. What was sampled before a fault is part of it."""
         self.stepped(None, ending.status, duration_s)
@@ -205,6 +228,8 @@ class Recorder:
             truncated=ending.status.is_truncated,
             fault_owner=ending.owner,
             fault=ending.fault,
+            parent_episode=plan.prefix.episode_id if plan.prefix is not None else "",
+            branch_step=plan.branch_step,
             update_mode=plan.update_mode,
             budgets=plan.budgets,
             digests=plan.digests,
@@ -217,6 +242,11 @@ class Recorder:
             ),
             duration_s=duration_s,
             worker_id=plan.worker_id,
+            image_digest=provenance.image_digest,
+            sandbox_id=provenance.sandbox_id,
+            pool=provenance.pool,
+            injected_faults=provenance.injected_faults,
+            external=provenance.external,
         )
 
     def _given(

@@ -1,131 +1,103 @@
 """Playing a stored episode again: the same actions, the same seed, a fresh world; what differs, and where first.
 
-The policy is not asked: its recorded messages are. The world is, and each of its answers is compared by canonical
-hash; where only the raw hash differs, something accidental did (a time, a path), which is listed but no divergence.
+What an episode ended by that no world can be asked about (a fault, a kill, a time-out) is taken from the record; all
+before is compared. How a step is done again is `replaying/execution.py`.
 """
 
-from collections.abc import AsyncIterator
+import logging
+import math
+import time
+from collections.abc import Sequence
 
-import msgspec
-
-from headrace.actors.endings import ending_of
+from headrace.actors.deadline import Deadline
 from headrace.actors.environments.adapter import AsyncEnvironment
-from headrace.actors.recorder import as_step_message, joined_text
+from headrace.actors.environments.cassette import Cassette, load_cassette
+from headrace.actors.replaying.execution import Execution, Limits
+from headrace.actors.replaying.report import Difference, ReplayReport
 from headrace.platform.errors import NotFound
-from headrace.platform.hashing import hash_text
 from headrace.platform.records.episode import Episode
-from headrace.platform.records.message import HashPair
-from headrace.platform.records.status import ActionKind, Role, StopReason
-from headrace.platform.records.turn import Turn
+from headrace.platform.records.status import StopReason
+from headrace.platform.records.tables import RewardRow
 
-_ENDS = (StopReason.TERMINATED, StopReason.ENV_TRUNCATED)
+__all__ = ["Difference", "Limits", "ReplayReport", "replay_episode"]
 
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One hash that did not come out as recorded. `step` 0 is the reset, step n the n-th turn of the policy."""
-
-    step: int
-    what: str
-    recorded: HashPair
-    replayed: HashPair
-
-    @property
-    def is_divergence(self) -> bool:
-        """More than something accidental differs."""
-        return self.recorded.canonical != self.replayed.canonical
+_log = logging.getLogger(__name__)
+_FROM_RECORD = (StopReason.FAULT, StopReason.CANCELLED, StopReason.MAX_SECONDS)
+_DEFAULT_LIMITS = Limits()
 
 
-class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay found. `first_divergence` is a step number, None when the episode replays equal."""
-
-    episode_id: str
-    steps: int
-    first_divergence: int | None
-    differences: tuple[Difference, ...]
-
-    @property
-    def equal(self) -> bool:
-        """Every canonical hash is as recorded."""
-        return self.first_divergence is None
-
-
-async def replay_episode(episode: Episode, environment: AsyncEnvironment) -> ReplayReport:
+async def replay_episode(
+    episode: Episode,
+    environment: AsyncEnvironment,
+    *,
+    branch: int = 1,
+    limits: Limits = _DEFAULT_LIMITS,
+    live: bool = False,
+    rewards: Sequence[RewardRow] | None = None,
+) -> ReplayReport:
     """Play `episode` again in `environment`, which is closed afterwards.
 
-    Keys are those of a branch of its own (P26), so a world that remembers keys runs every action again. A world that
-    ends or breaks at another step than recorded has diverged there, and is asked no further.
+    Keys are those of branch number `branch`, 1 or more (P26), so a world that remembers keys runs every action again.
+    A world that ends or breaks at another step than recorded has diverged there, and is asked no further. An episode
+    that never began replays equal, in no step.
+
+    Args:
+        live: whether what the cassette does not know may be asked of services outside the world.
+        rewards: the episode's; what the world itself gave is compared too.
 
     Raises:
-        NotFound: when the environment is of another name or version than the one recorded, or nothing was recorded.
+        NotFound: the environment is of another name, version or image than the one recorded, or has no cassette to
+            answer from.
     """
-    differences: list[Difference] = []
-    steps = 0
+    deadline = Deadline(math.inf)
+    execution, cassette = None, None
     try:
-        _check_comparable(episode, environment)
-        async for step, what, recorded, replayed in _compare(episode, environment):
-            steps = max(steps, step)
-            if recorded != replayed:
-                differences.append(Difference(step=step, what=what, recorded=recorded, replayed=replayed))
+        if episode.turns:
+            cassette = load_cassette(environment, episode.external, live)
+            if cassette is None and episode.external and not live:
+                raise NotFound(
+                    f"{episode.episode_id} recorded answers from outside its world, and the world at hand cannot take"
+                    " them up; replay it in this process rather than on a host, or give --live"
+                )
+            prefix = f"{episode.episode_id}/{branch}/"
+            execution = Execution(
+                episode, environment, lambda step: f"{prefix}{step - 1}", deadline, limits, cassette, rewards
+            )
+            await execution.reset()
+            for action in execution.actions:
+                await execution.step(action)
     finally:
-        await environment.close()
-    divergences = [difference.step for difference in differences if difference.is_divergence]
+        await _closed(environment, deadline, limits)
+    return _report(episode, execution, cassette)
+
+
+async def _closed(environment: AsyncEnvironment, deadline: Deadline, limits: Limits) -> None:
+    """What cannot be closed is logged; the comparison stands."""
+    deadline.allow("close", time.monotonic(), limits.step_deadline_s)
+    try:
+        with deadline:
+            await environment.close()
+    except (Exception, SystemExit) as error:
+        _log.warning("the environment of a replay is not closed: %s: %s", type(error).__name__, error)
+    finally:
+        deadline.disarm()
+
+
+def _report(episode: Episode, execution: Execution | None, cassette: Cassette | None) -> ReplayReport:
+    differences = execution.differences if execution is not None else []
+    diverged = [difference.step for difference in differences if difference.is_divergence]
+    from_record = ""
+    if episode.stop_reason in _FROM_RECORD or not episode.turns:
+        from_record = f"{episode.stop_reason}: {episode.fault}" if episode.fault else str(episode.stop_reason)
+    answered = cassette.answered if cassette is not None else {}
+    missing = cassette.missing if cassette is not None and cassette.live else {}
     return ReplayReport(
         episode_id=episode.episode_id,
-        steps=steps,
-        first_divergence=divergences[0] if divergences else None,
+        steps=len(execution.actions) if execution is not None else 0,
+        first_divergence=diverged[0] if diverged else None,
         differences=tuple(differences),
+        from_record=from_record,
+        fidelity_gap=sum(answered.values()),
+        fidelity_steps=tuple(answered),
+        live_calls=sum(map(len, missing.values())),
     )
-
-
-def _check_comparable(episode: Episode, environment: AsyncEnvironment) -> None:
-    if (environment.name, environment.version) != (episode.environment, episode.environment_version):
-        raise NotFound(
-            f"{episode.episode_id} was played in {episode.environment} version {episode.environment_version};"
-            f" this is {environment.name} version {environment.version}"
-        )
-    if not episode.turns:
-        raise NotFound(f"{episode.episode_id} has no turn that could be compared: {episode.fault or episode.status}")
-
-
-async def _compare(
-    episode: Episode, environment: AsyncEnvironment
-) -> AsyncIterator[tuple[int, str, HashPair, HashPair]]:
-    """Step, what is compared, the recorded and the replayed hash; in the order in which it happened."""
-    opening, *later = episode.turns
-    last = max((turn for turn, each in enumerate(later) if each.role is Role.ASSISTANT), default=-1)
-    try:
-        observation = await environment.reset(episode.task, episode.seed)
-    except Exception as error:  # the world's boundary: the recorded one did not break here
-        yield 0, "fault", HashPair(), _fault(error)
-        return
-    yield 0, "observation", opening.observation_hash, hash_text(joined_text(observation.messages))
-    yield 0, "state", opening.state_hash, observation.state_hash
-    step = 0
-    for index, (turn, answer) in enumerate(zip(later, [*later[1:], None], strict=True)):
-        if turn.role is not Role.ASSISTANT:
-            continue
-        step += 1
-        if not _reached_the_world(turn):
-            continue
-        try:
-            result = await environment.step(as_step_message(turn), f"{episode.episode_id}/replay/{step}")
-            ending = ending_of(result)
-        except Exception as error:  # the same boundary
-            yield step, "fault", HashPair(), _fault(error)
-            return
-        yield step, "state", turn.state_hash, result.state_hash
-        recorded = answer.observation_hash if answer is not None else HashPair()
-        replayed = hash_text(joined_text(result.messages)) if result.messages else HashPair()
-        yield step, "observation", recorded, replayed
-        recorded_end = episode.stop_reason if index == last and episode.stop_reason in _ENDS else ""
-        yield step, "end", hash_text(recorded_end), hash_text(ending.stop_reason if ending is not None else "")
-        if ending is not None:
-            return
-
-
-def _fault(error: Exception) -> HashPair:
-    return hash_text(f"{type(error).__name__}: {error}")
-
-
-def _reached_the_world(turn: Turn) -> bool:
-    return turn.action_kind is not ActionKind.NONE

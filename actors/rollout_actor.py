@@ -5,9 +5,9 @@ from typing import Any
 
 import ray
 
+from headrace.actors.news import News
 from headrace.actors.outcomes import WorkerStats
 from headrace.actors.plan import PlayedEpisode
-from headrace.actors.tasks.curriculum import TaskResult
 from headrace.actors.worker import RolloutWorker
 from headrace.platform.records.evaluation import EpisodeOutcome
 
@@ -45,13 +45,13 @@ class _RolloutActor:
         """See `RolloutWorker.evaluate`."""
         return await self._worker.evaluate(version, split, positions, index, samples)
 
-    async def task_results(self) -> list[TaskResult]:
-        """See `RolloutWorker.task_results`."""
-        return self._worker.task_results()
+    async def news(self) -> News:
+        """See `RolloutWorker.news`."""
+        return self._worker.news()
 
-    async def observe(self, results: Sequence[TaskResult]) -> None:
-        """See `RolloutWorker.observe`."""
-        self._worker.observe(results)
+    async def tell(self, news: News) -> None:
+        """See `RolloutWorker.tell`."""
+        self._worker.tell(news)
 
     async def recent(self, n: int) -> list[PlayedEpisode]:
         """See `RolloutWorker.recent`."""

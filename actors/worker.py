@@ -33,9 +33,11 @@ from headrace.actors.confirmation import Confirmation
 from headrace.actors.delivery import MAX_DELIVERY, Delivery
 from headrace.actors.dispatch_leases import DispatchLeases
 from headrace.actors.evaluation_play import EvaluationPlay
+from headrace.actors.news import News
 from headrace.actors.outcomes import EnvironmentCounts, WorkerStats, total_counts
 from headrace.actors.plan import AsyncScorer, PlayedEpisode
 from headrace.actors.player import Place, Player
+from headrace.actors.task_judge import TaskJudge
 from headrace.actors.tasks.curriculum import TaskResult
 from headrace.actors.worker_settings import WorkerSettings
 from headrace.actors.worlds import Worlds
@@ -118,6 +120,7 @@ class RolloutWorker:
         self._faults: deque[str] = deque(maxlen=8)
         self._counts: dict[str, EnvironmentCounts] = {}
         self._results: list[TaskResult] = []
+        self._judge = TaskJudge(worlds.quarantine, worlds.verdict_on)
         self._recent: deque[PlayedEpisode] = deque(maxlen=_RECENT)
 
     async def put_left(self) -> None:
@@ -152,12 +155,14 @@ class RolloutWorker:
         await self._attempts.stop(CancelReason.STOPPED)
         self._finished.put_nowait(None)
         await (delivering[0] if delivering else self._delivery_loop())
+        await self._judge.close()
         self._waiting_for = ""
         self._tell("stopped")
 
     async def close(self) -> None:
-        """End the scorers' processes."""
+        """End the scorers' processes, close every box and every connection to a host."""
         await self._player.close()
+        await self._worlds.resources.close()
 
     def stats(self) -> WorkerStats:
         """Counts since the start, and the last faults.
@@ -179,15 +184,17 @@ class RolloutWorker:
             durability=self._confirmation.durability if self._confirmation is not None else "",
         )
 
-    def task_results(self) -> list[TaskResult]:
-        """What training episodes scored since the last call; nothing unless the recipe's curriculum wants it."""
+    def news(self) -> News:
+        """What was found out here since the last call: scores, where the recipe's curriculum wants them, and tasks that
+        were put into quarantine."""
         results, self._results = self._results, []
-        return results
+        return News(scores=tuple(results), quarantined=tuple(self._judge.found()))
 
-    def observe(self, results: Sequence[TaskResult]) -> None:
-        """Tell the curriculum what this and other workers' episodes scored. Groups that are open keep their task."""
+    def tell(self, news: News) -> None:
+        """Take note of what this and other workers have found out. Groups that are open keep their task."""
+        self._worlds.quarantine.observe(news.quarantined)
         if self._worlds.curriculum is not None:
-            self._worlds.curriculum.observe(results)
+            self._worlds.curriculum.observe(news.scores)
 
     def recent(self, n: int) -> list[PlayedEpisode]:
         """The last training episodes, at most `n`, the newest first."""
@@ -303,9 +310,9 @@ class RolloutWorker:
         return self._attempts.open(ticket, Place(self._worlds, ticket.position), asked_s)
 
     def _begin(self, ticket: GroupTicket, attempts: Sequence[AttemptId]) -> None:
-        """Play the slots of a group. The rest of one whose worker is gone is not played where a curriculum chooses the
-        tasks: it may have learned since what makes it choose another task than the members before were given (P1)."""
-        if self._worlds.curriculum is not None and len(attempts) < ticket.size:
+        """Play the slots of a group. The rest of one whose worker is gone is not played where its task may be another
+        by now than the one that the members before were given (P1)."""
+        if len(attempts) < ticket.size and self._worlds.may_differ(ticket.position):
             for attempt_id in attempts:
                 self._on_end(Cancelled(attempt_id, CancelReason.SUPERSEDED))
             return
@@ -357,7 +364,10 @@ class RolloutWorker:
         played = [each for each in ended if isinstance(each, PlayedEpisode)]
         cancelled = [each for each in ended if isinstance(each, Cancelled)]
         again: list[AttemptId] = []
+        episodes = {each.episode.attempt_id: each.episode for each in played}
         for attempt_id, reply in await self._delivery.deliver(played, cancelled):
+            if attempt_id in episodes and not reply.verdict.is_refusal:
+                self._judge.ended(episodes[attempt_id], is_last=reply.verdict is not Verdict.RETRY)
             if reply.verdict is Verdict.RETRY:
                 follower = self._attempts.follow(attempt_id, reply.next_attempt)
                 again += [follower] if follower is not None else []

@@ -8,41 +8,51 @@ one after the other, and its first groups play every environment once in turn, b
 
 import random
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.actors.environments.adapter import AsyncEnvironment, UnbuiltEnvironment, as_async
 from headrace.actors.environments.doors.rows import check_first
+from headrace.actors.environments.faulty import check_faults, with_faults, with_recorded_faults
 from headrace.actors.environments.kind import EnvironmentKind
 from headrace.actors.environments.registry import environment_kind
+from headrace.actors.environments.sandboxed import SandboxedEnvironment
+from headrace.actors.oracle import OracleVerdict, demonstration_of, oracle_verdict
+from headrace.actors.quarantine import Quarantine, first_not_out
+from headrace.actors.remote.group_version import GroupVersion
 from headrace.actors.tasks import open_tasks
 from headrace.actors.tasks.curriculum import CANDIDATES, Curriculum, check_level
 from headrace.actors.tasks.generated import GeneratedTasks
 from headrace.actors.tasks.mixture import Mixture
+from headrace.actors.world_resources import WorldResources
 from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.config.tasks import CurriculumConfig
 from headrace.platform.contracts import Environment, TaskSource
-from headrace.platform.errors import ConfigError, EnvironmentFault
+from headrace.platform.errors import ConfigError, EnvironmentFault, NotFound, RunFailed
+from headrace.platform.ledger.policy import EPOCH_ATTEMPTS
+from headrace.platform.records.episode import Episode
+from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.message import Task
+from headrace.platform.records.status import Purpose
 from headrace.platform.seeding import derive_seed, split_seed
 
-# Threads are made when a plain environment needs one; each blocked session takes one (case E11).
-_MOST_BLOCKED = 1024
 # How far ahead of an environment's own position the curriculum looks for other tasks.
 _WINDOW = 4096
 
 
 @dataclass(kw_only=True, slots=True)
 class Setting:
-    """What one group plays. `error` is what its task source raised; then the task is a stand-in."""
+    """What one group plays. `error` is what its task source raised; then the task is a stand-in. `version` is that of
+    the environment, once the first of the group is connected to a host."""
 
     config: EnvironmentConfig
     task: Task
     seed: int
     error: Exception | None = None
+    version: GroupVersion = field(default_factory=GroupVersion, compare=False)
 
 
 class Worlds:
@@ -53,10 +63,12 @@ class Worlds:
         split: "train", "dev" or "hidden".
         seed: the run's.
         curriculum: how to mix and choose; None for weights alone.
+        resources: what the environments stand on, shared with the worlds of other splits; whoever plays closes it.
 
     Raises:
         NotFound: for an environment that is not registered.
-        ConfigError: for arguments that it does not know, and for tasks that cannot be had.
+        ConfigError: for arguments that it does not know, tasks that cannot be had, faults that cannot be put in, and a
+            sandbox that it has no use for.
     """
 
     def __init__(
@@ -65,8 +77,10 @@ class Worlds:
         split: str,
         seed: int,
         curriculum: CurriculumConfig | None = None,
+        resources: WorldResources | None = None,
     ) -> None:
         curriculum = curriculum or CurriculumConfig()
+        self.resources = resources or WorldResources()
         self._configs = tuple(configs)
         self._seed = seed
         self._split = split
@@ -78,18 +92,16 @@ class Worlds:
         }
         self._turn = threading.Lock()  # sources have a position
         self.curriculum = self._curriculum(curriculum)
-        self._threads = ThreadPoolExecutor(_MOST_BLOCKED, thread_name_prefix="environment")
+        self.quarantine = Quarantine()
         self.versions: dict[str, set[str]] = {}
-        """Environment versions by the environment's own name: what episodes of this recipe come from (P17)."""
+        """Environment versions by the environment's own name: what episodes of this recipe come from (P17). Hosts that
+        may bring any version are not among them."""
         for config in self._configs:  # wrong arguments are found before anything starts
-            try:
-                environment = self.environment(config)
-            except EnvironmentFault as error:
-                raise ConfigError(f"environments.{config.known_as} cannot be made: {error}") from error
-            self.versions.setdefault(environment.name, set()).add(environment.version)
+            self._check(config)
 
     def setting(self, group: int) -> Setting:
-        """What group number `group` plays. Raises whatever a task source raises."""
+        """What group number `group` plays. Raises whatever a task source raises, and RunFailed where every task is in
+        quarantine."""
         number, position = self._mixture.place(group)
         config = self._configs[number]
         with self._turn:
@@ -97,15 +109,37 @@ class Worlds:
         return Setting(config=config, task=task, seed=task.seed or split_seed(self._split, "world", self._seed, group))
 
     def made_setting(self, group: int) -> Setting:
-        """The same, but what a task source raises is part of the setting: its session raises it in `reset`."""
+        """The same, but what a task source raises is part of the setting: its session raises it in `reset`.
+
+        Raises:
+            RunFailed: every task is in quarantine.
+        """
         try:
             return self.setting(group)
+        except RunFailed:
+            raise
         except Exception as error:  # foreign code: the episode's boundary judges it
             number, _ = self._mixture.place(group)
             config = self._configs[number]
             task = Task(f"unmade-{self._split}-{group}", config.known_as, split=self._split)
             seed = split_seed(self._split, "world", self._seed, group)
             return Setting(config=config, task=task, seed=seed, error=error)
+
+    def may_differ(self, group: int) -> bool:
+        """Whether what `group` plays may not be what it played when it was first asked for: the curriculum has learned,
+        or its own task was put into quarantine."""
+        if self.curriculum is not None or not self.quarantine.rows():
+            return self.curriculum is not None
+        number, position = self._mixture.place(group)
+        name = self._configs[number].known_as
+        with self._turn:
+            return self.quarantine.is_out(name, self._task(name, position))
+
+    async def verdict_on(self, environment: str, task: Task, seed: int) -> OracleVerdict:
+        """What the environment's own demonstration says of a task: see `oracle_verdict`. Nobody's faults are put in."""
+        config = next(each for each in self._configs if each.known_as == environment)
+        shown = demonstration_of(self.environment(config)) if config.pool is None else None
+        return await oracle_verdict(lambda: self.async_environment(config), task, seed, shown, config.step_deadline_s)
 
     def may_block(self, group: int) -> bool:
         """Whether somebody else's code makes what `group` plays."""
@@ -128,21 +162,81 @@ class Worlds:
         return kept
 
     def environment(self, config: EnvironmentConfig) -> Environment:
-        """A fresh session of the world that `config` names."""
-        return self._kinds[config.known_as].environment(config.args)
+        """A fresh session of the world that `config` names, played in this process."""
+        kind = self._kinds[config.known_as]
+        if config.sandbox is None:
+            environment = kind.environment(config.args)
+        elif kind.sandboxed is not None:
+            environment = kind.sandboxed(config.args)
+        else:
+            raise ConfigError(
+                f"environments.{config.known_as}.sandbox: it runs nothing that could be put into a sandbox; leave it"
+                " out, or derive the environment from headrace.SandboxedEnvironment"
+            )
+        return environment
 
-    def async_environment(self, config: EnvironmentConfig) -> AsyncEnvironment:
-        """The same, with plain methods moved to a thread. Never raises: what cannot be built fails in `reset`."""
+    def open_resources(self) -> None:
+        """Make sure that this host has what the environments stand on, before the first episode is played here.
+
+        Raises:
+            ConfigError: no sandbox that the recipe accepts works here, or a secret is not there.
+        """
+        for config in self._configs:
+            if config.pool is not None:
+                self.resources.pool(config)
+            elif isinstance(self.environment(config), SandboxedEnvironment):
+                self.resources.sandboxes(config.sandbox or SandboxConfig())
+
+    def async_environment(self, config: EnvironmentConfig, group: GroupVersion | None = None) -> AsyncEnvironment:
+        """A fresh session wherever it is played, with plain methods moved to a thread. Never raises: what cannot be
+        built fails in `reset`. Sessions that share `group` are played in one version of the environment (P17)."""
         try:
-            return as_async(self.environment(config), self._threads)
+            if config.pool is not None:
+                pool = self.resources.pool(config)
+                return pool.session(group or GroupVersion(), config.reset_deadline_s, config.step_deadline_s)
+            environment = self.environment(config)
+            if isinstance(environment, SandboxedEnvironment):
+                environment.use_sandboxes(self.resources.sandboxes(config.sandbox or SandboxConfig()))
+            return as_async(environment, self.resources.threads)
         except Exception as error:  # foreign code: the episode's boundary judges it
             return UnbuiltEnvironment(config.known_as, error)
 
-    def session(self, setting: Setting) -> AsyncEnvironment:
-        """The world of a setting, ready for its task. Never raises."""
+    def session(self, setting: Setting, attempt: AttemptId | None = None) -> AsyncEnvironment:
+        """The world of a setting, ready for its task; a training attempt meets the recipe's faults. Never raises."""
+        config = setting.config
         if setting.error is not None:
-            return UnbuiltEnvironment(setting.config.known_as, setting.error)
-        return self.async_environment(setting.config)
+            return UnbuiltEnvironment(config.known_as, setting.error)
+        session = self.async_environment(config, setting.version)
+        if not config.faults or attempt is None or attempt.purpose is not Purpose.TRAIN:
+            return session
+        seed = derive_seed("faults", self._seed, attempt.group, attempt.sample, attempt.attempt)
+        return with_faults(session, config.faults, seed, first=attempt.attempt % EPOCH_ATTEMPTS == 0)
+
+    def session_of(self, episode: Episode) -> AsyncEnvironment:
+        """A session in which a stored episode can be played again, with the faults that it met.
+
+        Raises:
+            NotFound: the recipe has no such environment.
+        """
+        config = next((each for each in self._configs if each.known_as == episode.task.environment), None)
+        if config is None:
+            raise NotFound(f"{episode.episode_id} was played in {episode.task.environment!r}, not in the run's recipe")
+        session = self.async_environment(config)
+        return with_recorded_faults(session, episode.injected_faults) if episode.injected_faults else session
+
+    def _check(self, config: EnvironmentConfig) -> None:
+        """What is wrong with an environment is said before anything starts. Raises ConfigError."""
+        if config.pool is not None:
+            check_faults(config.faults, can_kill=False)
+            if config.pool.versions:
+                self.versions.setdefault(config.name, set()).update(config.pool.versions)
+            return
+        try:
+            environment = self.environment(config)
+        except EnvironmentFault as error:
+            raise ConfigError(f"environments.{config.known_as} cannot be made: {error}") from error
+        check_faults(config.faults, can_kill=isinstance(environment, SandboxedEnvironment))
+        self.versions.setdefault(environment.name, set()).add(environment.version)
 
     def _curriculum(self, config: CurriculumConfig) -> Curriculum | None:
         if self._split != "train" or config.kind != "success_window":
@@ -158,16 +252,25 @@ class Worlds:
         return task if task.environment == environment else msgspec.structs.replace(task, environment=environment)
 
     def _chosen(self, environment: str, position: int, group: int) -> Task:
-        """The task at the environment's position, or one near it that the curriculum prefers."""
-        task = self._task(environment, position)
+        """The task at the environment's position, or one near it where that is in quarantine or the curriculum prefers
+        another."""
+        if self._split != "train":
+            return self._task(environment, position)
+        dice = random.Random(derive_seed("curriculum", self._seed, group))
+        candidates = self._candidates(environment, position, dice)
+        task = first_not_out(self.quarantine, environment, candidates)
         if self.curriculum is None:
             return task
-        dice = random.Random(derive_seed("curriculum", self._seed, group))
         for _ in range(CANDIDATES - 1):
             if self.curriculum.admits(environment, self.curriculum.key(task), dice.random()):
                 break
-            task = self._task(environment, position + 1 + dice.randrange(_WINDOW))
+            task = first_not_out(self.quarantine, environment, candidates)
         return task
+
+    def _candidates(self, environment: str, position: int, dice: random.Random) -> Iterator[Task]:
+        yield self._task(environment, position)
+        while True:
+            yield self._task(environment, position + 1 + dice.randrange(_WINDOW))
 
 
 def _size(source: TaskSource) -> int | None:

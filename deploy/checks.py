@@ -18,15 +18,17 @@ def check_config(config: RunConfig) -> None:
 
     Raises:
         ConfigError: it joins a cluster without a server for it, keeps its runs where its processes cannot meet, has
-            wrong arguments for an environment or a scorer, tasks that cannot be had, a logger that is not installed, or
-            a model that cannot be used.
+            wrong arguments for an environment or a scorer, tasks or a sandbox that cannot be had here, a logger that is
+            not installed, or a model that cannot be used.
         NotFound: it names an environment that is not registered, or a run that is not there.
     """
     check_cluster(config)
     check_runs_dir(config)
     check_loggers(config.loggers)
-    Worlds(config.environments, "train", config.seed, config.curriculum)
+    worlds = Worlds(config.environments, "train", config.seed, config.curriculum)
     Worlds(config.environments, config.eval.split, config.seed, config.curriculum)
+    if not config.runtime.ray_address:  # else the nodes say it when they begin: this one need not play
+        worlds.open_resources()
     for environment in config.environments:
         if environment.scorer is not None:
             build_scorer(environment.scorer.kind, environment.scorer.args)

@@ -30,6 +30,7 @@ async def measured_success(config: RunConfig, folder: Path, tasks: int) -> float
     engine = build_engine(config, folder, "sft", inline=True)
     await engine.load(manifest, str(folder))
     renderer, worlds = load_renderer(folder), Worlds(config.environments, "dev", config.seed)
+    worlds.open_resources()
     scorers = build_scorers(config)
 
     async def play(position: int) -> PlayedEpisode:
@@ -51,7 +52,8 @@ async def measured_success(config: RunConfig, folder: Path, tasks: int) -> float
     try:
         played = await asyncio.gather(*(play(position) for position in worlds.distinct(range(tasks))))
     finally:
-        await asyncio.gather(engine.close(), *(scorer.close() for scorer in scorers.values()))
+        closings = [engine.close(), worlds.resources.close(), *(scorer.close() for scorer in scorers.values())]
+        await asyncio.gather(*closings)
     scores = [each.score for each in played if each.score is not None]
     if not scores:
         raise RunFailed(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.actors.rollout_actor import RolloutActor
-from headrace.actors.tasks.history import results_from_store
 from headrace.deploy import wiring
 from headrace.deploy.context import RunContext
 from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart, answer
@@ -166,9 +165,9 @@ class Launches:
         await answer(f"emptying the outbox ({name})", actor.put_left.remote(), self._deadline_s)
         if before:  # P2, P11: what it had finished is put; what it played goes on at once, whoever takes it
             await self._ledger.disown(before)
-        if index in self._knowing and self._context.config.curriculum.kind == "success_window":
-            known = await asyncio.to_thread(results_from_store, self._context.config.curriculum, self._context.root)
-            await answer(f"telling scores ({name})", actor.observe.remote(known))
+        if index in self._knowing:
+            known = await asyncio.to_thread(wiring.known_news, self._context)
+            await answer(f"telling news ({name})", actor.tell.remote(known))
         self._knowing.add(index)
         if self.rollouts_on:
             await answer(f"starting rollouts ({name})", actor.start.remote())

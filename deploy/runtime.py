@@ -6,9 +6,9 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.actors.news import News
 from headrace.actors.outcomes import EnvironmentCounts
 from headrace.actors.plan import PlayedEpisode
-from headrace.actors.tasks.curriculum import TaskResult
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
@@ -84,11 +84,11 @@ class Runtime(Protocol):
     async def keep(self, versions: Sequence[int]) -> None:
         """Keep the weights of exactly these versions in the registry, besides those that it keeps by itself."""
 
-    async def task_results(self) -> list[TaskResult]:
-        """What training episodes scored, by task, since the last call."""
+    async def news(self) -> News:
+        """What workers have found out since the last call, and others should know."""
 
-    async def observe(self, results: Sequence[TaskResult]) -> None:
-        """Tell every worker's curriculum what was scored."""
+    async def tell(self, news: News) -> None:
+        """Tell every worker."""
 
     async def recent(self, n: int) -> list[PlayedEpisode]:
         """Some of the training episodes that were played lately, at most `n`."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from headrace.actors.news import News
 from headrace.actors.plan import PlayedEpisode
-from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy.context import RunContext
 from headrace.deploy.runtime import Activity, Begun
 from headrace.deploy.wiring import (
@@ -115,13 +115,13 @@ class InprocessRuntime:
         """See `Runtime.keep`."""
         self._learner.keep(versions)
 
-    async def task_results(self) -> list[TaskResult]:
-        """See `Runtime.task_results`."""
-        return self._worker.task_results()
+    async def news(self) -> News:
+        """See `Runtime.news`."""
+        return self._worker.news()
 
-    async def observe(self, results: Sequence[TaskResult]) -> None:
-        """See `Runtime.observe`."""
-        self._worker.observe(results)
+    async def tell(self, news: News) -> None:
+        """See `Runtime.tell`."""
+        self._worker.tell(news)
 
     async def recent(self, n: int) -> list[PlayedEpisode]:
         """See `Runtime.recent`."""

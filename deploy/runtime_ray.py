@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.actors.confirmation import BEST_EFFORT
+from headrace.actors.news import News
 from headrace.actors.outcomes import WorkerStats, total_counts
 from headrace.actors.plan import PlayedEpisode
-from headrace.actors.tasks.curriculum import TaskResult
 from headrace.deploy import wiring
 from headrace.deploy.checks import check_cluster
 from headrace.deploy.context import RunContext
@@ -178,17 +178,16 @@ class RayRuntime:
         if not self._parts.stopped:  # afterwards nobody removes versions, and a learner that died stays dead
             await self._parts.learner.ask("keeping versions", lambda actor: actor.keep.remote(list(versions)))
 
-    async def task_results(self) -> list[TaskResult]:
-        """See `Runtime.task_results`."""
-        parts: list[list[TaskResult]] = await self._of_all(
-            "asking for scores", self._parts.workers, lambda actor: actor.task_results.remote()
+    async def news(self) -> News:
+        """See `Runtime.news`."""
+        parts: list[News] = await self._of_all(
+            "asking for news", self._parts.workers, lambda actor: actor.news.remote()
         )
-        return [result for part in parts for result in part]
+        return sum(parts, News())
 
-    async def observe(self, results: Sequence[TaskResult]) -> None:
-        """See `Runtime.observe`."""
-        told = list(results)
-        await self._of_all("telling scores", self._parts.workers, lambda actor: actor.observe.remote(told))
+    async def tell(self, news: News) -> None:
+        """See `Runtime.tell`."""
+        await self._of_all("telling news", self._parts.workers, lambda actor: actor.tell.remote(news))
 
     async def recent(self, n: int) -> list[PlayedEpisode]:
         """See `Runtime.recent`."""

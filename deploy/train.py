@@ -20,8 +20,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from headrace.actors.quarantine import QuarantineFile
 from headrace.actors.rendering import load_renderer
-from headrace.actors.tasks.history import results_from_store
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
 from headrace.deploy.breaker import Breaker
 from headrace.deploy.context import RunContext
@@ -31,7 +31,7 @@ from headrace.deploy.resume import Past
 from headrace.deploy.run_totals import Totals, discarded, fate_totals, step_metrics, trained_by_length
 from headrace.deploy.runtime import Begun, Runtime
 from headrace.deploy.samples import write_samples
-from headrace.deploy.wiring import environment_versions
+from headrace.deploy.wiring import environment_versions, known_news
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import dump_yaml
 from headrace.platform.config.secret_references import SecretValues
@@ -112,6 +112,7 @@ class _Conductor:
             MetricsFile(root.metrics, time.time), build_loggers(self._config.loggers, secrets), time.time, secrets
         )
         self._fates = FateTable(context.root, "driver")
+        self._quarantine, self._quarantined = QuarantineFile(context.root), 0
         self._totals = Totals()
         self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
 
@@ -167,9 +168,8 @@ class _Conductor:
             self._metrics.append({Metric.STAGE: "sft", Metric.SFT_SUCCESS: before.score})
             self._progress.note(f"before reinforcement learning: {before}")
         self._summary.update(success_before=before.success, score_before=before.score)
-        if self._past and self._config.curriculum.kind == "success_window":
-            known = await asyncio.to_thread(results_from_store, self._config.curriculum, self._context.root)
-            await self._runtime.observe(known)
+        if self._past:
+            await self._runtime.tell(await asyncio.to_thread(known_news, self._context))
 
     def _compact(self) -> None:
         """One file of episodes per policy version instead of hundreds."""
@@ -236,7 +236,7 @@ class _Conductor:
             report = stepping.result()
             done = max(report.step - first, 1)
             await self._record(report, (time.monotonic() - began) / done)
-            await self._share_scores()
+            await self._share_news()
             await self._log_samples(report.step)
             if report.published and report.step < self._config.learner.steps:
                 await self._evaluations.begin(report.step, report.version)
@@ -254,10 +254,14 @@ class _Conductor:
             if cause := breaker.cause(stats, activity.faults, sum(self._runtime.restarts().values())):
                 raise RunFailed(cause)
 
-    async def _share_scores(self) -> None:
-        """Every worker's curriculum learns what all of them scored."""
-        if self._config.curriculum.kind == "success_window" and (results := await self._runtime.task_results()):
-            await self._runtime.observe(results)
+    async def _share_news(self) -> None:
+        """Every worker learns what all of them have found out; tasks that are out are written down."""
+        if news := await self._runtime.news():
+            await asyncio.to_thread(self._quarantine.append, news.quarantined)
+            for row in news.quarantined:
+                self._progress.note(f"task {row.task_id} of {row.environment} is out: {row.reason}")
+            self._quarantined += len(news.quarantined)
+            await self._runtime.tell(news)
 
     async def _log_samples(self, step: int) -> None:
         """Some episodes for people to read. Fails open: what cannot be written is in the log."""
@@ -343,6 +347,7 @@ class _Conductor:
             length_bias=totals.length_bias,
             restarts=dict(self._runtime.restarts()),
             warnings=self._warned,
+            quarantined=self._quarantined,
             overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
             root=self._context.root,
         )

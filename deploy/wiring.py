@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import environment_kind
+from headrace.actors.news import News
 from headrace.actors.outbox import Outbox
 from headrace.actors.plan import AsyncScorer
+from headrace.actors.quarantine import QuarantineFile
 from headrace.actors.rendering import load_renderer
 from headrace.actors.scoring.pool import build_scorer_process
+from headrace.actors.tasks.history import results_from_store
 from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
+from headrace.actors.world_resources import WorldResources
 from headrace.actors.worlds import Worlds
-from headrace.deploy.context import POLICY_ID, RunContext, node_cache
+from headrace.deploy.context import POLICY_ID, RunContext
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import RunConfig
@@ -28,6 +32,7 @@ from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
 from headrace.platform.ledger.patient import PatientLedger
+from headrace.platform.node_cache import node_cache
 from headrace.platform.observability.logs import open_log
 from headrace.platform.observability.parts import Part
 from headrace.platform.records.episode import Digests
@@ -115,6 +120,16 @@ async def reconcile_run(context: RunContext, ledger: Ledger, registry: VersionRe
 def environment_versions(config: RunConfig) -> dict[str, set[str]]:
     """The versions of the recipe's environments that this build plays, by their names."""
     return Worlds(config.environments, "train", config.seed, config.curriculum).versions
+
+
+def known_news(context: RunContext) -> News:
+    """What a run's workers have found out so far, for one that is new: scores of stored episodes, and tasks that are
+    out. Reads files."""
+    config = context.config
+    scores = results_from_store(config.curriculum, context.root) if config.curriculum.kind == "success_window" else ()
+    return News(
+        scores=tuple(scores), quarantined=tuple(QuarantineFile(context.root).read(environment_versions(config)))
+    )
 
 
 async def connect_registry(context: RunContext, ledger: Ledger) -> tuple[VersionRegistry, Closing]:
@@ -208,7 +223,7 @@ def assemble_worker(
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
     config, worker_id = context.config, f"rollout-{index}"
-    renderer = load_renderer(model_dir)
+    renderer, resources = load_renderer(model_dir), WorldResources()
     settings = WorkerSettings(
         run=context.run,
         worker_id=worker_id,
@@ -224,9 +239,11 @@ def assemble_worker(
             config=digest_value(config.model_dump(mode="json")),
         ),
     )
+    worlds = Worlds(config.environments, "train", config.seed, config.curriculum, resources)
+    worlds.open_resources()
     return RolloutWorker(
         settings,
-        Worlds(config.environments, "train", config.seed, config.curriculum),
+        worlds,
         renderer,
         generator,
         newest_version,
@@ -237,7 +254,7 @@ def assemble_worker(
             worker_id=worker_id,
             outbox=Outbox(context.local("outbox") / worker_id, context.run),
         ),
-        lambda split: Worlds(config.environments, split, config.seed, config.curriculum),
+        lambda split: Worlds(config.environments, split, config.seed, config.curriculum, resources),
         build_scorers(config),
         part=part,
         replace_replica=replace_replica,

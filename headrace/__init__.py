@@ -34,6 +34,7 @@ _EXPORTS = {
     "Session": "headrace.actors.environments.doors.session",
     "ToolError": "headrace.actors.environments.doors.session",
     "ReplayedEnvironment": "headrace.actors.environments.base",
+    "SandboxedEnvironment": "headrace.actors.environments.sandboxed",
     "EnvironmentKind": "headrace.actors.environments.kind",
 }
 

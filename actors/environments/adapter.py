@@ -13,14 +13,22 @@ from headrace.actors.environments.answers import checked_observation, checked_st
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.actors.environments.off_loop import OffLoop
 from headrace.platform.contracts import Environment
+from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolSpec
+
+NOWHERE = Provenance()
+"""Of a world that is played in the worker itself, and needs nothing there."""
 
 
 class AsyncEnvironment(Protocol):
-    """An `Environment` whose methods are all async."""
+    """An `Environment` whose methods are all async, and which says where it stands."""
 
     name: str
     version: str
+
+    @property
+    def provenance(self) -> Provenance:
+        """What the episode's record keeps of the world; may be asked at any time, also after `close`."""
 
     def tools(self) -> Sequence[ToolSpec]:
         """See `Environment.tools`."""
@@ -56,6 +64,14 @@ class _AdaptedEnvironment:
         self.name = environment.name
         self.version = environment.version
 
+    @property
+    def inner(self) -> Environment:
+        return self._environment
+
+    @property
+    def provenance(self) -> Provenance:
+        return getattr(self._environment, "provenance", NOWHERE)
+
     def tools(self) -> Sequence[ToolSpec]:
         return checked_tools(self._environment.tools(), self._environment.tools)
 
@@ -77,6 +93,7 @@ class UnbuiltEnvironment:
     def __init__(self, name: str, error: Exception) -> None:
         self.name = name
         self.version = ""
+        self.provenance = NOWHERE
         self._error = error
 
     def tools(self) -> Sequence[ToolSpec]:

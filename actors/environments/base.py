@@ -3,21 +3,28 @@
 An environment derives from `ReplayedEnvironment` and writes `tools`, `_reset` and `_step`, plain or async. The base
 keeps the log of what was done, so that `snapshot`, `restore` and `clone` work by deterministic re-execution
 (docs/design.md section 5), and answers a repeated key from its table (P25). The price is one re-execution per restore;
-a world that can copy its state cheaply overrides them.
+a world that can copy its state cheaply overrides them. What the world asks of services outside of it goes through
+`outside`, onto a cassette that a re-execution answers from.
 """
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from headrace.actors.environments.answers import checked_observation, checked_step
+from headrace.actors.environments.cassette import Cassette, External, copied, plain
 from headrace.actors.environments.off_loop import OffLoop
 from headrace.platform.contracts import MaybeAwaitable
 from headrace.platform.errors import EnvironmentFault
+from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolSpec
+
+T = TypeVar("T")
+_IN_THE_WORKER = Provenance()
 
 
 @dataclass(slots=True)
@@ -29,7 +36,8 @@ class _Past:
     seed: int = 0
     log: list[Message] = field(default_factory=list)
     results: dict[str, tuple[Message, StepResult]] = field(default_factory=dict)
-    snapshots: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    snapshots: dict[str, tuple[tuple[Message, ...], External]] = field(default_factory=dict)
+    cassette: Cassette = field(default_factory=Cassette)
     ended: bool = False
 
 
@@ -64,6 +72,12 @@ class ReplayedEnvironment(ABC):
         """Take no arguments, where a subclass has no constructor of its own."""
         super().__init__()
 
+    @property
+    def provenance(self) -> Provenance:
+        """What the episode's record keeps of this session beside name and version."""
+        recorded = self._past.cassette.recorded
+        return Provenance(external=copied(recorded)) if recorded else _IN_THE_WORKER
+
     @abstractmethod
     def tools(self) -> Sequence[ToolSpec]:
         """The tools on offer."""
@@ -85,6 +99,41 @@ class ReplayedEnvironment(ABC):
         """Run what is plain here, rather than in the event loop's own pool."""
         self._off_loop = OffLoop(executor)
 
+    async def outside(self, request: Any, call: Callable[[], MaybeAwaitable[T]]) -> T:
+        """The answer of a service outside of the world, for `_reset` and `_step` to go on with.
+
+        `call` is run once, off the loop where it is plain, and its answer put on the session's cassette; a
+        re-execution gets the same answer from there and calls nobody. `request` is JSON-safe and says what is asked,
+        so that a world that asks for something else is noticed. The answer is JSON-safe and returned as it is after a
+        hop: a tuple is a list. An error of `call` is raised and not recorded: where it is part of the world, turn it
+        into an answer within `call`.
+
+        Raises:
+            EnvironmentFault: request or answer is not JSON-safe.
+            ExternalDivergence: the cassette does not know the request at this step, and nobody may be asked.
+        """
+        cassette = self._past.cassette
+        asked = plain(request, f"what {self.name} asks for outside")
+        is_known, answer = cassette.find(asked)
+        if not is_known:
+            answer = plain(await self._off_loop.call(call), f"what {self.name} was answered from outside")
+            cassette.keep(asked, answer)
+            answer = plain(answer, "an answer")
+        return cast(T, answer)
+
+    def load_cassette(self, external: External, live: bool = False) -> Cassette:
+        """From the next reset on, answer `outside` from `external`, as `Episode.external` holds it.
+
+        Args:
+            external: what was recorded.
+            live: whether what it does not know may be asked for; else that is an ExternalDivergence.
+
+        Returns:
+            The session's cassette, which counts what it answered and what it did not know.
+        """
+        self._past.cassette = Cassette(external, live)
+        return self._past.cassette
+
     async def reset(self, task: Task, seed: int) -> Observation:
         """See `Environment.reset`."""
         past = self._past
@@ -92,6 +141,7 @@ class ReplayedEnvironment(ABC):
         past.log.clear()
         past.results.clear()
         past.ended = False
+        past.cassette.begin(0)
         return checked_observation(await self._off_loop.call(self._reset, task, seed), self._reset)
 
     async def step(self, message: Message, key: str) -> StepResult:
@@ -109,6 +159,7 @@ class ReplayedEnvironment(ABC):
         if past.task is None or past.ended:
             what = "before reset" if past.task is None else "after the end"
             raise EnvironmentFault(f"{self.name}: step {what} of the episode", transient=False)
+        past.cassette.begin(len(past.log) + 1)
         if self._step_is_async:
             result = await cast(Awaitable[StepResult], self._step(message))
         else:
@@ -124,7 +175,7 @@ class ReplayedEnvironment(ABC):
         """See `Environment.snapshot`. The id names a point of this session's log."""
         past = self._past
         snapshot_id = f"{self.name}-step-{len(past.log)}-{len(past.snapshots)}"
-        past.snapshots[snapshot_id] = tuple(past.log)
+        past.snapshots[snapshot_id] = (tuple(past.log), copied(past.cassette.recorded))
         return snapshot_id
 
     async def restore(self, snapshot_id: str) -> None:
@@ -135,7 +186,7 @@ class ReplayedEnvironment(ABC):
         """
         if snapshot_id not in self._past.snapshots:
             raise EnvironmentFault(f"{self.name} has no snapshot {snapshot_id!r}", transient=False)
-        await self._play(self._past.snapshots[snapshot_id])
+        await self._play(*self._past.snapshots[snapshot_id])
 
     async def clone(self) -> "ReplayedEnvironment":
         """See `Environment.clone`."""
@@ -143,19 +194,26 @@ class ReplayedEnvironment(ABC):
         twin._past.task, twin._past.seed = past.task, past.seed
         twin._off_loop = OffLoop(self._off_loop.executor)
         if past.task is not None:
-            await twin._play(tuple(past.log))
+            twin._past.cassette = copy(past.cassette)
+            await twin._play(tuple(past.log), copied(past.cassette.recorded))
         return twin
 
     async def close(self) -> None:
         """See `Environment.close`."""
         self._past.ended = True
 
-    async def _play(self, log: Sequence[Message]) -> None:
-        """Come to the state after `log`, as a new branch whose key table is empty (P26)."""
+    async def _play(self, log: Sequence[Message], external: External) -> None:
+        """Come to the state after `log`, as a new branch whose key table is empty (P26). What was asked outside on the
+        way, `external`, is not asked again; what comes later is the session's own cassette's."""
         past = self._past
         if past.task is None:
             raise EnvironmentFault(f"{self.name}: nothing to restore before reset", transient=False)
-        await self.reset(past.task, past.seed)
-        for index, message in enumerate(log):
-            await self.step(message, f"again/{index}")
+        own, past.cassette = past.cassette, Cassette(external)
+        try:
+            await self.reset(past.task, past.seed)
+            for index, message in enumerate(log):
+                await self.step(message, f"again/{index}")
+            own.recorded = past.cassette.recorded
+        finally:
+            past.cassette = own
         past.results.clear()

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from headrace.platform.config.environments import ScorerConfig
 from headrace.platform.contracts import Environment, Renderer, TaskSource
+
+if TYPE_CHECKING:  # what it stands on names targets, which are described here
+    from headrace.actors.environments.sandboxed import SandboxedEnvironment
 
 Trace = tuple[list[int], list[int]]
 """Token ids and action mask of a demonstration, both of length L."""
@@ -21,6 +24,9 @@ class EnvironmentKind:
     their own, `demonstrations(renderer, seed, guess_share, args)` gives SFT traces and `tokenizer_files` the tokenizer
     of the tiny model. `digest` is a hash of the code behind it, empty for what headrace ships.
 
+    `sandboxed` builds it for a recipe that names a sandbox; None where it can use none. An environment that always
+    needs one has both.
+
     Where a recipe names tasks of its own: `environment_args` are the args that count then, None if any may, and
     `check_row` raises ConfigError or ValueError for a row that cannot be played.
     """
@@ -30,6 +36,7 @@ class EnvironmentKind:
     scorer: ScorerConfig | None = None
     demonstrations: Callable[[Renderer, int, float, dict[str, Any]], Iterator[Trace]] | None = None
     tokenizer_files: Callable[[], dict[str, bytes]] | None = None
+    sandboxed: "Callable[[dict[str, Any]], SandboxedEnvironment] | None" = None
     digest: str = ""
     environment_args: tuple[str, ...] | None = None
     check_row: Callable[[Mapping[str, Any]], None] | None = None

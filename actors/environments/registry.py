@@ -16,6 +16,7 @@ from headrace.actors.environments.arguments import check_args
 from headrace.actors.environments.guess import GuessEnvironment, GuessTasks
 from headrace.actors.environments.kind import Door, EnvironmentKind, Origin, Trace
 from headrace.actors.environments.lookup import LookupEnvironment, LookupTasks, demonstrations, tokenizer_files
+from headrace.actors.environments.lookup.sandboxed import SandboxedLookup
 from headrace.actors.frames import described
 from headrace.actors.targets import is_target, load_file, load_target, target_digest
 from headrace.platform.contracts import Renderer
@@ -27,6 +28,7 @@ ENTRY_POINTS = "headrace.environments"
 """The group of entry points under which an installed package offers environments."""
 
 _GYM = "reasoning_gym:"
+_OPENENV = "openenv"
 _LOOKUP_ARGS = ("hops", "latency_s")
 
 
@@ -44,9 +46,14 @@ def _lookup_traces(renderer: Renderer, seed: int, guess_share: float, args: dict
     return demonstrations(renderer, _lookup_tasks("train", seed, args), guess_share, seed)
 
 
+def _sandboxed_lookup(args: dict[str, Any]) -> SandboxedLookup:
+    return SandboxedLookup(**_take(args, ("latency_s",), _LOOKUP_ARGS, "lookup"))
+
+
 ENVIRONMENTS: dict[str, EnvironmentKind] = {
     "lookup": EnvironmentKind(
         environment=lambda args: LookupEnvironment(**_take(args, ("latency_s",), _LOOKUP_ARGS, "lookup")),
+        sandboxed=_sandboxed_lookup,
         tasks=_lookup_tasks,
         demonstrations=_lookup_traces,
         tokenizer_files=tokenizer_files,
@@ -68,6 +75,10 @@ def environment_kind(name: str) -> EnvironmentKind:
     """
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
+    if name == _OPENENV:
+        from headrace.actors.remote.openenv_kind import OPENENV
+
+        return OPENENV
     if name.startswith(_GYM):
         from headrace.actors.tasks.reasoning_gym import reasoning_gym_kind
 
@@ -79,7 +90,7 @@ def environment_kind(name: str) -> EnvironmentKind:
         return _entry_point_kind(name, found)
     if name.endswith(".py"):
         raise NotFound(f"{name!r} names a file; say which object in it is the environment: {_objects_in(name)}")
-    known = [*ENVIRONMENTS, *offered.names]
+    known = [*ENVIRONMENTS, _OPENENV, *offered.names]
     near = get_close_matches(name, known, n=1)
     raise NotFound(
         f"no environment {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")

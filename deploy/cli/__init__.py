@@ -17,6 +17,7 @@ from headrace.deploy.cli.inspect_run import inspect
 from headrace.deploy.cli.replay import replay
 from headrace.deploy.cli.sft import sft
 from headrace.deploy.cli.status import status
+from headrace.deploy.cli.suite import suite
 from headrace.deploy.cli.train import train
 from headrace.platform.errors import ConfigError, HeadraceError, NotFound
 
@@ -35,6 +36,7 @@ for command in (train, status, sft, export, inspect, replay, doctor):
 app.command("eval")(evaluate)
 app.command()(compare)
 app.add_typer(env, name="env")
+app.add_typer(suite, name="suite")
 
 
 def _version(asked: bool) -> None:

@@ -1,20 +1,20 @@
 """`headrace env`: begin an environment of one's own, and find what is wrong with it before a run does."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.deploy.cli.options import Json, answer_json
+from headrace.deploy.cli.options import Json, SandboxText, answer_json, json_object, sandbox_config
+from headrace.deploy.cli.serve import serve
 from headrace.deploy.new_environment import DoorName
 
 if TYPE_CHECKING:
     from headrace.deploy.environment_check import Report
 
 env = typer.Typer(
-    help="Begin an environment of your own, and check it. Both commands take --json.", no_args_is_help=True
+    help="Begin an environment of your own, check it, and host it. All commands take --json.", no_args_is_help=True
 )
 
 
@@ -47,7 +47,8 @@ def check(
     ],
     args: Annotated[str, typer.Option(help="The environment's args, as a JSON object.")] = "{}",
     tasks: Annotated[int, typer.Option(min=1, help="Training tasks to play.")] = 3,
-    deadline_s: Annotated[float, typer.Option("--deadline", min=0.1, help="Seconds that one check may take.")] = 20.0,
+    deadline_s: Annotated[float, typer.Option("--deadline", min=0.1, help="Seconds that one call may take.")] = 20.0,
+    sandbox: SandboxText = "",
     as_json: Json = False,
 ) -> None:
     """Load an environment, play it without a model, and hold it to every rule that training relies on.
@@ -57,7 +58,7 @@ def check(
     """
     from headrace.deploy.environment_check import check_environment
 
-    report = check_environment(target, _json_object(args), tasks, deadline_s)
+    report = check_environment(target, json_object("--args", args), tasks, deadline_s, sandbox_config(sandbox))
     if as_json:
         answer_json(_as_json(report))
     else:
@@ -66,16 +67,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    from headrace.platform.errors import ConfigError
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--args is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"--args must be a JSON object, such as '{{\"size\": 4}}', not {text}")
-    return value
+env.command()(serve)
 
 
 def _counts(report: "Report") -> dict[str, int]:

@@ -24,7 +24,7 @@ from headrace.platform.contracts import Renderer
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.episode import Episode
-from headrace.platform.records.status import Role
+from headrace.platform.records.status import Purpose, Role
 from headrace.platform.records.tables import RewardRow
 from headrace.platform.seeding import derive_seed
 from headrace.platform.store.episodes import EpisodeStore
@@ -137,6 +137,8 @@ def episode_demonstrations(
 
 def _why_not(episode: Episode, rewards: Sequence[RewardRow], chosen: EpisodeFilter) -> str:
     """Why an episode is not imitated, or nothing."""
+    if episode.purpose is Purpose.REPLAY:  # its beginning is another episode's
+        return "branch"
     score = _score(rewards)
     if score is None:
         return "no_valid_score"

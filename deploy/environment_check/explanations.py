@@ -59,7 +59,12 @@ ABOUT = {
     ),
     "the_script_ends_once": About(
         "an episode ends once, and a step after the end raises",
-        "Remember the end and raise in step after it; set only one of terminated and truncated. " + _REPLAYED,
+        "Remember the end and raise in step after it. " + _REPLAYED,
+    ),
+    "terminated_is_not_truncated": About(
+        "the end of a task is told from a limit, and a fault is raised",
+        "Set terminated where the task has ended and truncated where a limit ended it, never both; answer every other"
+        " step with a message, and raise headrace.EnvironmentFault where the world fails.",
     ),
     "a_key_is_used_once": About(
         "a repeated key repeats the result and does nothing",
@@ -72,9 +77,19 @@ ABOUT = {
         "an equal message under a new key acts again", "Tell calls apart by their key, not by what they say."
     ),
     "sessions_share_nothing": About("sessions do not see each other", _STATE),
+    "a_replay_is_equal": About(
+        "an episode that is played again from its record is the same",
+        "Nothing but task, seed and messages may decide what is answered: no key, no clock, and nothing that an earlier"
+        " session left behind when it was closed. " + _STATE,
+    ),
     "snapshots_go_back": About(
         "a snapshot brings the state back, with no key known",
         "Copy the whole state in snapshot, and in restore empty the table of keys. " + _REPLAYED,
+    ),
+    "snapshots_keep_the_random_state": About(
+        "what is drawn after a snapshot is drawn again after its restore",
+        "Keep the state of every random.Random (getstate) in the snapshot and in the clone, and set it in restore. "
+        + _REPLAYED,
     ),
     "clones_are_independent": About(
         "a clone goes on by itself", "Copy the state deeply, and give the clone an empty table of keys. " + _REPLAYED
@@ -90,6 +105,11 @@ ABOUT = {
     "tools_are_stable": About(
         "the tools stay the same, with a name and a schema each",
         "Return the same ToolSpecs from tools() all session long; set `name` and `version` of the environment.",
+    ),
+    "calls_end_in_time": About(
+        "every call ends in time, and one that is cancelled leaves a session that closes",
+        "Give whatever is waited for a time-out shorter than the recipe's reset_deadline_s and step_deadline_s; release"
+        " locks in `finally`, let asyncio.CancelledError through, and let close wait for nothing that step does.",
     ),
     "close_is_safe_twice": About(
         "close is safe at any time, and nothing happens after it",

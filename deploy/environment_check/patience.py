@@ -6,22 +6,30 @@ method that it waits for keeps the process from ending.
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+from headrace.deploy.environment_check.sessions import Calls
 from headrace.platform.errors import DeadlineExceeded
 
 T = TypeVar("T")
 # How much longer than the loop's own timer the caller waits: a loop that is not blocked ends its work in order.
 _GRACE_S = 1.0
+_LOOK_EVERY_S = 0.1
 
 
-def within(deadline_s: float, act: Callable[[], Awaitable[T]]) -> T:
+def within(deadline_s: float, act: Callable[[], Awaitable[T]], calls: Calls | None = None) -> T:
     """What `act` gives, or raises.
 
+    Args:
+        deadline_s: how long all of it may take.
+        act: what to do.
+        calls: those that have deadlines of their own, which hold even where `act` passes over them.
+
     Raises:
-        DeadlineExceeded: it took longer than `deadline_s`.
+        DeadlineExceeded: it, or one of `calls`, took too long.
     """
     outcome: Future[T] = Future()
 
@@ -31,12 +39,16 @@ def within(deadline_s: float, act: Callable[[], Awaitable[T]]) -> T:
             _settle(outcome, lambda: runner.run(_timed(deadline_s, act)))
 
     threading.Thread(target=run, daemon=True, name="environment check").start()
-    try:
-        return outcome.result(deadline_s + _GRACE_S)
-    except TimeoutError:
-        if outcome.done():  # it raised a time-out of its own
-            raise
-        raise _late(deadline_s) from None
+    ends = time.monotonic() + deadline_s + _GRACE_S
+    while not outcome.done():
+        wait([outcome], _LOOK_EVERY_S)
+        if calls is not None and (stuck := calls.stuck(_GRACE_S)):
+            raise DeadlineExceeded(stuck)
+        if time.monotonic() > ends and not outcome.done():
+            raise _late(deadline_s)
+    if calls is not None and calls.late:
+        raise DeadlineExceeded(calls.late)
+    return outcome.result()
 
 
 async def _timed(deadline_s: float, act: Callable[[], Awaitable[T]]) -> T:

@@ -80,7 +80,7 @@ def evaluation_facts(evaluation: Evaluation, summary: EvaluationSummary) -> dict
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    success, score = figures.success, figures.mean_score
+    success, score, recovery = figures.success, figures.mean_score, figures.recovery
     return {
         "tasks": figures.tasks,
         "episodes": figures.episodes,
@@ -99,4 +99,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "errors": figures.errors,
         "statuses": figures.statuses,
         "fault": figures.fault,
+        "struck": figures.struck,
+        "recovery": recovery.mean if recovery else None,
+        "recovery_interval": recovery.ends if recovery else None,
     }

@@ -32,7 +32,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `success` is the share of scored episodes whose score is 1 or more, `mean_score` their mean score. `pass_at[k]` is
     the chance that one of k trials succeeds, `pass_hat[k]` (pass^k) that all k do, both meaned over tasks with at least
     k scored trials. `tool_s` is the time in tools per episode, over episodes that used one. `errors` counts episodes by
-    fault owner, `statuses` by status; `fault` is the first one.
+    fault owner, `statuses` by status; `fault` is the first one. `struck` counts episodes into which a fault was put on
+    purpose, and `recovery` is the mean score of those that went on to a score: how well the policy copes.
     """
 
     tasks: int
@@ -49,6 +50,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     statuses: dict[str, int]
     fault: str = ""
+    struck: int = 0
+    recovery: Interval | None = None
 
     @property
     def unscored(self) -> int:
@@ -111,6 +114,10 @@ def _figures(outcomes: Sequence[EpisodeOutcome], samples: int, seed: int) -> Fig
         if outcome.score is not None:
             scores[outcome.environment, outcome.task_id].append(outcome.score)
             trials[outcome.environment, outcome.task_id, outcome.seed].append(is_success(outcome.score))
+    recovered: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.injected_faults and outcome.score is not None:
+            recovered[outcome.environment, outcome.task_id].append(outcome.score)
     clusters = list(scores.values())
     successes = [[float(is_success(score)) for score in cluster] for cluster in clusters]
     counts = [(len(each), sum(each)) for each in trials.values()]
@@ -129,6 +136,8 @@ def _figures(outcomes: Sequence[EpisodeOutcome], samples: int, seed: int) -> Fig
         errors=_counted([each.fault_owner for each in outcomes if each.fault_owner is not FaultOwner.NONE]),
         statuses=_counted([outcome.status for outcome in outcomes]),
         fault=next((outcome.fault for outcome in outcomes if outcome.fault), ""),
+        struck=sum(outcome.injected_faults > 0 for outcome in outcomes),
+        recovery=bootstrap(list(recovered.values()), seed) if recovered else None,
     )
 
 

@@ -5,7 +5,15 @@ thousands of them, and the collector would walk all of them again and again.
 """
 
 from headrace.platform.records.arrays import F32, I32, U8, f32, i32
-from headrace.platform.records.episode import SCHEMA_VERSION, Budgets, Digests, Episode, InjectedFault, Stamps
+from headrace.platform.records.episode import (
+    SCHEMA_VERSION,
+    Budgets,
+    Digests,
+    Episode,
+    InjectedFault,
+    Provenance,
+    Stamps,
+)
 from headrace.platform.records.generation import Generation, GenerationRequest, SamplingParams
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.message import (
@@ -65,6 +73,7 @@ __all__ = [
     "MaskedSpan",
     "Message",
     "Observation",
+    "Provenance",
     "Purpose",
     "Receipt",
     "RewardComponent",

@@ -51,11 +51,27 @@ class InjectedFault(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     detail: dict[str, Any] = {}
 
 
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What an episode's world says of itself beside name and version. All of it goes into the episode.
+
+    `pool` is the host that played it, `external` what was recorded instead of run (see `Episode`).
+    """
+
+    image_digest: str = ""
+    sandbox_id: str = ""
+    pool: str = ""
+    injected_faults: tuple[InjectedFault, ...] = ()
+    external: dict[str, list[Any]] = {}
+
+
 class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt, whole: who, on what, with which weights, what was said and done, and how it ended.
 
     `terminated` and `truncated` are never both set. `fault_owner` is NONE for an episode whose reward may be used.
     Rewards and fates are not here: they are side tables that grow after the episode is written.
+
+    `pool` names the environment host, empty where the world was played in the worker. `external` is the cassette: what
+    the world asked of services outside it, by step ("0" is the reset), so that a replay need not ask again.
     """
 
     schema_version: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
@@ -86,6 +102,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     duration_s: float = 0.0
     worker_id: str = ""
     sandbox_id: str = ""
+    pool: str = ""
+    external: dict[str, list[Any]] = {}
     audit_head: str = ""
     metadata: dict[str, Any] = {}
 

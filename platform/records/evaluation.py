@@ -8,6 +8,8 @@ from headrace.platform.records.status import FaultOwner, Status
 class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One evaluated episode. `score` is None when it says nothing about the policy; `fault` says what broke.
 
+    `injected_faults` counts those that were put in on purpose.
+
     `environment`, `task_id`, `seed` (of the world) and `sample` (0-based, within the task) say what was played:
     outcomes of two evaluations that agree in them are a pair.
     """
@@ -25,6 +27,7 @@ class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     duration_s: float
     tool_s: float
     fault: str = ""
+    injected_faults: int = 0
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

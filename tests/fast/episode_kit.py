@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.actors.environments.adapter import AsyncEnvironment
+from headrace.actors.environments.adapter import NOWHERE, AsyncEnvironment
 from headrace.actors.environments.lookup import LookupTasks
 from headrace.actors.environments.lookup.vocabulary import tokenizer_files
 from headrace.actors.episode import play_episode
@@ -154,6 +154,7 @@ class World:
 
     name = "world"
     version = "1"
+    provenance = NOWHERE
 
     def __init__(
         self,

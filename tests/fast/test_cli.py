@@ -35,7 +35,7 @@ WRONG = {
     "unknown command": (("trian", "lookup"), "trian"),
     "unknown option": (("train", "lookup", "--jsn"), "--jsn"),
     "no recipe": (("train",), "recipe"),
-    "no episode to replay": (("replay", "some-run"), "episode"),
+    "no step to branch from": (("replay", "some-run", "t1.0.0", "--branch", "x"), "--branch"),
     "unknown key": (("train", "lookup", "learner.lrr=1"), "learner.lr"),
     "unknown section": (("train", "lookup", "learnr.lr=1"), "learner"),
     "unknown key of a list item": (("train", "lookup", "environments.lookup.wieght=1"), "weight"),

@@ -1,7 +1,11 @@
+import asyncio
+import dataclasses
+import random
+
 import msgspec
 import pytest
 
-from headrace.platform.records import Message, Role, Task, ToolCall
+from headrace.platform.records import Message, Role, Status, Task, ToolCall
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE, EnvironmentContext
 from headrace.platform.testing.conformance.support import run_suite
 from headrace.platform.testing.fakes.environment import ScriptedEnvironment
@@ -86,7 +90,16 @@ class NeverEnds(ScriptedEnvironment):
         return await super().step(message, key) if not self._state.ended else next(iter(self._results.values()))[1]
 
 
-class EndsTwice(ScriptedEnvironment):
+class Kin(ScriptedEnvironment):
+    """Its clones are what it is."""
+
+    async def clone(self):
+        twin = type(self)()
+        twin._state = self._present()
+        return twin
+
+
+class EndsTwice(Kin):
     async def step(self, message, key):
         result = await super().step(message, key)
         return msgspec.structs.replace(result, truncated=result.terminated)
@@ -157,7 +170,7 @@ class ClosesOnce(ScriptedEnvironment):
         (TakesAnyBody, "a_key_belongs_to_one_message", "must raise"),
         (IgnoresKeys, "a_new_key_is_a_new_effect", "must act twice"),
         (NeverEnds, "the_script_ends_once", "after the end was accepted"),
-        (EndsTwice, "the_script_ends_once", "terminated and truncated at once"),
+        (EndsTwice, "terminated_is_not_truncated", "terminated and truncated at once"),
         (IgnoresSeed, "same_seed_same_world", "same task and seed differ"),
         (SharesState, "sessions_share_nothing", "beside another session"),
         (KeepsKeysOnRestore, "snapshots_go_back", "after the first restore|still known after restore"),
@@ -171,3 +184,127 @@ class ClosesOnce(ScriptedEnvironment):
 async def test_the_suite_finds_what_is_wrong(make, check, message):
     with pytest.raises(AssertionError, match=rf"{check}: .*({message})"):
         await run_suite({check: ENVIRONMENT_SUITE[check]}, counter(make))
+
+
+class AnswersFaults(Kin):
+    async def step(self, message, key):
+        result = await super().step(message, key)
+        return msgspec.structs.replace(result, status=Status.ENV_TRANSIENT) if result.terminated else result
+
+
+class TerminatesAtLimits(Kin):
+    async def step(self, message, key):
+        result = await super().step(message, key)
+        return msgspec.structs.replace(result, status=Status.BUDGET_EXHAUSTED) if result.terminated else result
+
+
+class LeavesSomething(Kin):
+    """Whoever begins after a session was closed sees it."""
+
+    left = 0
+
+    async def reset(self, task, seed):
+        observation = await super().reset(task, seed)
+        return msgspec.structs.replace(observation, metadata={"left": LeavesSomething.left})
+
+    async def close(self):
+        if not self.closed:
+            LeavesSomething.left += 1
+        await super().close()
+
+
+class ForgetsDice(Kin):
+    """Draws in its first step, from dice that no snapshot holds."""
+
+    async def reset(self, task, seed):
+        self.dice = random.Random(seed)
+        return await super().reset(task, seed)
+
+    async def step(self, message, key):
+        is_new, first = key not in self._results, self._state is not None and self._state.steps == 0
+        result = await super().step(message, key)
+        if is_new and first:
+            result = msgspec.structs.replace(result, metadata={"drawn": self.dice.random()})
+            self._results[key] = (message, result)
+        return result
+
+    async def clone(self):
+        twin = await super().clone()
+        twin.dice = random.Random()
+        twin.dice.setstate(self.dice.getstate())
+        return twin
+
+
+class StaysBusy(Kin):
+    """A cancelled step leaves it locked."""
+
+    busy = False
+
+    async def step(self, message, key):
+        self.busy = True
+        await asyncio.sleep(0)
+        try:
+            return await super().step(message, key)
+        finally:
+            self.busy = False
+
+    async def close(self):
+        if self.busy:
+            raise RuntimeError("a step is on its way")
+        await super().close()
+
+
+class IgnoresCancellation(Kin):
+    async def reset(self, task, seed):
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.5)
+        return await super().reset(task, seed)
+
+
+class SlowSnapshot(Kin):
+    async def snapshot(self):
+        await asyncio.sleep(0.3)
+        return await super().snapshot()
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "message"),
+    [
+        (EndsTwice, "terminated_is_not_truncated", "step 2 is terminated and truncated at once"),
+        (AnswersFaults, "terminated_is_not_truncated", "step 2 answered ENV_TRANSIENT; a fault is raised"),
+        (TerminatesAtLimits, "terminated_is_not_truncated", "what a limit ended is truncated"),
+        (LeavesSomething, "a_replay_is_equal", "a replay differs first at reset, in its result"),
+        (ForgetsDice, "snapshots_keep_the_random_state", "after a restore to step 0 what comes next is different"),
+        (StaysBusy, "calls_end_in_time", "a step is on its way"),
+        (IgnoresCancellation, "calls_end_in_time", "reset was cancelled and has not ended within 0.2 s"),
+        (SlowSnapshot, "calls_end_in_time", "snapshot gave no answer within 0.2 s"),
+    ],
+)
+async def test_what_one_check_is_for_no_other_finds(make, check, message):  # cases X4, X15, P26
+    context = dataclasses.replace(counter(make), deadline_s=0.2)
+    with pytest.raises(
+        AssertionError, match=rf"1 of {len(ENVIRONMENT_SUITE)} checks do not hold:\n{check}: .*{message}"
+    ):
+        await run_suite(ENVIRONMENT_SUITE, context)
+
+
+async def test_times_and_raw_hashes_may_differ_between_two_runs_of_an_episode():
+    """What a replay passes over, the suite does too."""
+    made = iter(range(10**6))
+
+    class Timed(Kin):
+        async def step(self, message, key):
+            if key in self._results:
+                return self._results[key][1]
+            result = await super().step(message, key)
+            said = f"at 12:30:{next(made) % 60:02d} by pid {next(made)}"
+            raw = msgspec.structs.replace(result.state_hash, raw=f"{next(made)}")
+            cost = msgspec.structs.replace(result.cost, tool_s=next(made) / 8)
+            result = msgspec.structs.replace(result, metadata={"log": said}, state_hash=raw, cost=cost)
+            self._results[key] = (message, result)
+            return result
+
+    suite = {name: check for name, check in ENVIRONMENT_SUITE.items() if name != "a_key_belongs_to_one_message"}
+    await run_suite(suite, counter(Timed))

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 
 from headrace.platform.contracts import CommandResult
+from headrace.platform.errors import SandboxDied
 from headrace.platform.testing.conformance.sandbox import SANDBOX_SUITE
 from headrace.platform.testing.conformance.support import run_suite
 from headrace.platform.testing.fakes.sandbox import MemorySandbox, MemorySandboxProvider
@@ -19,6 +20,17 @@ async def test_the_fake_says_that_it_isolates_nothing_and_counts_its_boxes():
     assert provider.live == {box.sandbox_id}
     await box.close()
     assert provider.live == set()
+    killed = await provider.create()
+    killed.kill()
+    with pytest.raises(SandboxDied, match="it was killed"):
+        await killed.run("true", 1.0)
+
+
+async def test_a_box_of_the_fake_begins_with_the_files_given():
+    box = await MemorySandboxProvider({"a.txt": b"a"}).create()
+    assert await box.read("a.txt") == b"a"
+    assert (await box.run("ls", 1.0)).output == "a.txt\n"
+    assert (await box.run("pwd", 1.0)).output == "/workspace\n"
 
 
 @pytest.mark.parametrize(
@@ -50,15 +62,20 @@ class Provider(MemorySandboxProvider):
 
 
 class RaisesOnTimeout(MemorySandbox):
-    async def run(self, command, timeout_s):
+    async def run(self, command, timeout_s, silence_s=None):
         if command.startswith("sleep"):
             raise TimeoutError(command)
+        return await super().run(command, timeout_s, silence_s)
+
+
+class OneLimit(MemorySandbox):
+    async def run(self, command, timeout_s, silence_s=None):
         return await super().run(command, timeout_s)
 
 
 class Crashes(MemorySandbox):
-    async def run(self, command, timeout_s):
-        result = await super().run(command, timeout_s)
+    async def run(self, command, timeout_s, silence_s=None):
+        result = await super().run(command, timeout_s, silence_s)
         if "\ufffd" in result.output:
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
         return result
@@ -70,13 +87,19 @@ class NeverCloses(MemorySandbox):
 
 
 class HidesExitCodes(MemorySandbox):
-    async def run(self, command, timeout_s):
-        return msgspec.structs.replace(await super().run(command, timeout_s), exit_code=0)
+    async def run(self, command, timeout_s, silence_s=None):
+        return msgspec.structs.replace(await super().run(command, timeout_s, silence_s), exit_code=0)
 
 
 class ReturnsNothing(MemorySandbox):
     async def read(self, path):
-        return self._files.get(path, b"")
+        return await super().read(path) if path == "data.bin" or path[-8:] == "made.txt" else b""
+
+
+class Forgetful(MemorySandbox):
+    async def run(self, command, timeout_s, silence_s=None):
+        self._world.directory, self._world.variables = "/workspace", {}
+        return await super().run(command, timeout_s, silence_s)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +111,9 @@ class ReturnsNothing(MemorySandbox):
         (HidesExitCodes, "commands_run", "false gave"),
         (HidesExitCodes, "a_command_that_does_not_parse_is_an_ordinary_error", "unclosed quote"),
         (ReturnsNothing, "files_are_bytes", "not FileNotFoundError"),
+        (OneLimit, "time_outs_are_results", "a silent command gave"),
+        (Forgetful, "directory_and_variables_last", "cat a.txt gave"),
+        (Forgetful, "snapshots_keep_files", "cat a.txt gave"),
     ],
 )
 async def test_the_suite_finds_what_is_wrong(box, check, message):
@@ -99,7 +125,7 @@ async def test_the_suite_finds_what_is_wrong(box, check, message):
 class SharedFiles(MemorySandboxProvider):
     def _open(self, files):
         opened = super()._open(files)
-        opened._files = self.__dict__.setdefault("shared", opened._files)
+        opened._world = self.__dict__.setdefault("shared", opened._world)
         return opened
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.actors.delivery import Delivery
 from headrace.actors.environments.kind import EnvironmentKind
 from headrace.actors.environments.registry import ENVIRONMENTS
+from headrace.actors.news import News
 from headrace.actors.tasks.curriculum import Curriculum, TaskResult
 from headrace.actors.tasks.history import curriculum_from_store, results_from_store
 from headrace.actors.worker import RolloutWorker, WorkerSettings
@@ -179,7 +180,7 @@ class Bench:
             )
         while groups:
             groups -= await self.worker.play_round(min(groups, 4))
-            self.worker.observe(self.worker.task_results())
+            self.worker.tell(self.worker.news())
 
 
 class GradedWorld(World):
@@ -221,22 +222,22 @@ async def test_results_are_given_once_and_only_where_they_are_wanted(graded, tmp
     bench = Bench(tmp_path / "run", graded, WINDOW)
     await bench.play(1)
     await bench.worker.play_round(2)
-    first = bench.worker.task_results()
-    assert len(first) == 4
-    assert {result.environment for result in first} == {"kit"}
-    assert bench.worker.task_results() == []
+    first = bench.worker.news()
+    assert len(first.scores) == 4
+    assert {result.environment for result in first.scores} == {"kit"}
+    assert not bench.worker.news()
     plain = Bench(tmp_path / "other", graded, None)
     await plain.play(2)
     await plain.worker.play_round(2)
-    assert plain.worker.task_results() == []
-    plain.worker.observe(first)
+    assert not plain.worker.news()
+    plain.worker.tell(first)
 
 
 async def test_evaluations_teach_the_curriculum_nothing(graded, tmp_path):
     bench = Bench(tmp_path / "run", graded, WINDOW)
     await bench.play(1)
     await bench.worker.evaluate(0, "dev", range(3), 0)
-    assert bench.worker.task_results() == []
+    assert not bench.worker.news()
     assert all(result.group == 0 for result in results_from_store(WINDOW, bench.root))
 
 
@@ -263,7 +264,7 @@ async def test_an_open_group_keeps_its_task_whatever_is_observed(graded, tmp_pat
     async def teach():
         for group in range(200):
             results = [TaskResult("kit", str(level), dice.random(), group) for level in range(3)]
-            bench.worker.observe(results)
+            bench.worker.tell(News(scores=tuple(results)))
             await asyncio.sleep(0)
 
     await asyncio.gather(bench.play(12), teach())

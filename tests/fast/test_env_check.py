@@ -4,11 +4,13 @@ import time
 from pathlib import Path
 
 import pytest
+from box_kit import KitProvider
 
 from headrace.actors.environments.registry import environment_kind
 from headrace.deploy.environment_check import Outcome, check_environment
 from headrace.deploy.environment_check.explanations import ABOUT
 from headrace.deploy.environment_check.scripts import script_for
+from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.errors import NotFound
 from headrace.platform.records import Status
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE
@@ -162,6 +164,30 @@ BREAKAGES = {
         "it_loads",
         "counter.py:9 in __init__: ZeroDivisionError",
     ),
+    "reset hangs": (
+        "self.count, self.ended, self.known = 0, False, {}",
+        "threading.Event().wait()",
+        "it_plays",
+        "reset gave no answer within 0.5 s",
+    ),
+    "async step blocks": (
+        "    def step(self, message, key):",
+        "    async def step(self, message, key):\n        threading.Event().wait()",
+        "it_plays",
+        "step gave no answer within 0.5 s, and blocks the event loop",
+    ),
+    "a second reset hangs": (
+        "self.count, self.ended, self.known = 0, False, {}",
+        "self.count is None or threading.Event().wait(); self.count, self.ended, self.known = 0, False, {}",
+        "same_seed_same_world",
+        "reset gave no answer within 0.5 s",
+    ),
+    "hangs instead of refusing": (
+        'raise RuntimeError("there is no episode")',
+        "threading.Event().wait()",
+        "the_script_ends_once",
+        "step gave no answer within 0.5 s",
+    ),
     "no such module": ("import asyncio,", "import asyncoi,", "it_loads", "counter.py:2"),
     "clone is missing": ("def clone", "def copy", "it_loads", "it lacks clone()"),
     "shows too little": ("] * 3", "] * 2", "it_plays", "the episode goes on after them"),
@@ -198,6 +224,88 @@ def test_the_right_check_finds_it(tmp_path, broken):
     assert said in finding.explanation
     assert finding.mend == ABOUT[check].mend
     assert not report.passed
+
+
+CLOSES_WHEN_FREE = """\
+    async def close(self):
+        while self.busy:
+            await asyncio.sleep(0.01)
+        self.let_go()
+
+    def let_go(self):"""
+
+ALONE = {
+    # as BREAKAGES, but no other check finds them
+    "a limit and an end at once": (
+        "self.ended, state",
+        "self.ended, self.ended, state",
+        "terminated_is_not_truncated",
+        "step 2 is terminated and truncated at once",
+    ),
+    "a limit that terminates": (
+        "self.ended, state",
+        "self.ended, False, Status.BUDGET_EXHAUSTED if self.ended else Status.OK, state",
+        "terminated_is_not_truncated",
+        "what a limit ended is truncated",
+    ),
+    "silence": (
+        'else (Message(Role.USER, f"{self.count}"),)',
+        "else ()",
+        "terminated_is_not_truncated",
+        "step 0 says nothing and does not end",
+    ),
+    "a closed session is seen by later ones": (
+        "def close(self):\n        self.ended = True",
+        "def close(self):\n        self.ended = True; Counter.closed = getattr(Counter, 'closed', 0) + 1",
+        "a_replay_is_equal",
+        "a replay differs first at reset, in its observation",
+    ),
+    "dice outside of the snapshot": (
+        "self.count += 1",
+        "self.count += 1; self.dice = self.dice or random.Random(1); drawn = self.dice.random()",
+        "snapshots_keep_the_random_state",
+        "after a restore to step 0 what comes next is different",
+    ),
+    "a cancelled step never lets go": (
+        "    def step(self, message, key):",
+        """    async def step(self, message, key):
+        self.busy = True
+        await asyncio.sleep(0)
+        try:
+            return self.do(message, key)
+        finally:
+            self.busy = False
+
+    def do(self, message, key):""",
+        "calls_end_in_time",
+        "close after a cancelled step gave no answer within 0.5 s",
+    ),
+    "a tuple": (": self.count}", ": (self.count,)}", "everything_survives_the_wire", "not JSON-safe"),
+}
+ALONE_TOO = {
+    "a closed session is seen by later ones": ('USER, "count"', "USER, f\"count {getattr(Counter, 'closed', 0)}\""),
+    "dice outside of the snapshot": (
+        'metadata={"count": self.count}',
+        'metadata={"drawn": drawn if self.count == 1 else 0}',
+    ),
+    "a cancelled step never lets go": ("    def close(self):", CLOSES_WHEN_FREE),
+}
+
+
+@pytest.mark.parametrize("broken", ALONE)
+def test_one_check_alone_finds_it(tmp_path, broken):  # cases X4, X15, X16, P26
+    old, new, check, said = ALONE[broken]
+    made = "None, False, {}, {}\n"
+    source = COUNTER.replace(made, f"{made}        self.dice, self.busy = None, False\n")
+    for before, after in ((old, new), ALONE_TOO.get(broken, ("", ""))):
+        assert before in source
+        source = source.replace(before, after) if before else source
+    report = check_environment(written(tmp_path, source), tasks=1, deadline_s=0.5 if "busy = True" in new else 20)
+    failed = {finding.name: finding for finding in report.findings if finding.outcome is Outcome.FAILED}
+    failed.pop("it_is_scored", None)  # it plays an episode as a worker does, which some of this makes a fault
+    assert list(failed) == [check], failed
+    assert said in failed[check].explanation
+    assert failed[check].mend == ABOUT[check].mend
 
 
 def test_what_a_failure_hides_is_not_called_wrong(tmp_path):
@@ -321,6 +429,32 @@ def test_every_check_is_explained():
 @pytest.mark.parametrize("name", ["lookup", "guess"])
 def test_the_environments_that_headrace_ships_pass(name):
     assert check_environment(name).passed
+
+
+def test_a_sandboxed_environment_passes_and_leaves_no_box():
+    providers = []
+
+    class Provider(KitProvider):
+        closed = False
+
+        async def close(self):
+            await super().close()
+            self.closed = True
+
+    def provide(config):
+        providers.append(Provider())
+        return providers[-1]
+
+    report = check_environment("lookup", sandbox=SandboxConfig(), provide=provide)
+    assert [finding for finding in report.findings if finding.outcome is Outcome.FAILED] == []
+    assert len(providers) > len(ENVIRONMENT_SUITE), "each check has boxes of its own, on its own event loop"
+    assert all(not provider.live and provider.closed for provider in providers)
+
+
+def test_an_environment_without_commands_takes_no_sandbox():
+    finding = by_name(check_environment("guess", sandbox=SandboxConfig()))["it_loads"]
+    assert finding.outcome is Outcome.FAILED
+    assert "runs nothing that could be put into a sandbox" in finding.explanation
 
 
 def test_deadlines_hold(tmp_path):

@@ -29,6 +29,7 @@ PUBLIC = [
     "Session",
     "ToolError",
     "ReplayedEnvironment",
+    "SandboxedEnvironment",
     "EnvironmentKind",
 ]
 

@@ -1,5 +1,7 @@
 """Playing a stored episode again, in the same world and in worlds that have changed."""
 
+import asyncio
+
 import msgspec
 import pytest
 from episode_kit import (
@@ -21,8 +23,11 @@ from episode_kit import (
     turn_of,
 )
 
+from headrace.actors.environments.adapter import UnbuiltEnvironment
+from headrace.actors.environments.faulty import with_faults, with_recorded_faults
 from headrace.actors.environments.lookup import LookupEnvironment
-from headrace.actors.replay import replay_episode
+from headrace.actors.replay import Limits, replay_episode
+from headrace.platform.config.faults import FaultConfig
 from headrace.platform.errors import EnvironmentFault, NotFound
 from headrace.platform.hashing import hash_text
 from headrace.platform.records import (
@@ -30,6 +35,7 @@ from headrace.platform.records import (
     HashPair,
     Message,
     Observation,
+    Provenance,
     Role,
     SamplingParams,
     Status,
@@ -221,12 +227,12 @@ async def test_another_environment_is_refused_and_closed(renderer, field, value)
     assert Other.closed
 
 
-async def test_an_episode_that_never_began_cannot_be_replayed():
+async def test_an_episode_that_never_began_has_ended_from_the_record():
     episode = stored(await play(World(reset=raises(EnvironmentFault("no sandbox"))), says(DONE)))
     world = World()
-    with pytest.raises(NotFound, match="no sandbox"):
-        await replay_episode(episode, world)
-    assert (world.closed, world.resets) == (1, [])
+    report = await replay_episode(episode, world)
+    assert (report.equal, report.steps, world.closed, world.resets) == (True, 0, 1, [])
+    assert report.from_record.endswith("EnvironmentFault: no sandbox")
 
 
 async def test_a_step_that_was_never_answered_is_not_replayed():
@@ -237,6 +243,7 @@ async def test_a_step_that_was_never_answered_is_not_replayed():
     world = counted(goes_on("a"), goes_on("b"))
     report = await replay_episode(episode, world)
     assert (report.equal, len(world.messages)) == (True, 1)
+    assert report.from_record == "fault: step outran its deadline"
 
 
 async def test_actions_are_given_again_exactly_under_keys_of_their_own():
@@ -250,6 +257,7 @@ async def test_actions_are_given_again_exactly_under_keys_of_their_own():
     assert again.messages == first.messages
     assert again.messages[0].tool_calls[0] == ToolCall("a", {"x": [1, None, {"y": 2.5}]}, "call-0")
     assert not set(again.keys) & set(first.keys), "P26: a replay is a branch of its own"
+    assert again.keys == [key.replace("/0/", "/1/") for key in first.keys]
     assert again.resets == first.resets
 
 
@@ -265,3 +273,109 @@ async def test_a_generation_cut_short_replays_equal():
     results = (goes_on("a"), ends(1.0))
     episode = stored(await play(counted(*results), engine))
     assert (await replay_episode(episode, counted(*results))).equal
+
+
+# --- texts, deadlines, what else is compared --------------------------------------------------------------------------
+
+
+async def test_the_texts_are_shown_as_a_small_diff():
+    def world(*lines):
+        answers = iter([goes_on("\n".join(lines)), ends(1.0)])
+        return World(lambda _: next(answers))
+
+    same = [f"line {number}" for number in range(50)]
+    episode = stored(await play(world(*same, "a"), says(DONE)))
+    report = await replay_episode(episode, world(*same, "b"))
+    assert report.differences[0].diff == ("@@ -50,2 +50,2 @@", " line 49", "-a", "+b")
+    report = await replay_episode(episode, world(*[f"other {number}" for number in range(50)]))
+    assert len(report.differences[0].diff) == 13
+    assert report.differences[0].diff[-1].endswith("more lines)")
+
+
+@pytest.mark.parametrize(("step", "limits"), [(0, {"reset_deadline_s": 0.05}), (1, {"step_deadline_s": 0.05})])
+async def test_a_world_that_does_not_answer_in_time_has_diverged(step, limits):
+    episode = stored(await play(World(), says(DONE)))
+    world = World(reset=never) if step == 0 else World(never)
+    report = await replay_episode(episode, world, limits=Limits(**limits))
+    assert (report.first_divergence, world.closed) == (step, 1)
+    assert any("outran its deadline" in line for line in report.differences[0].diff)
+
+
+async def test_a_replay_that_is_cancelled_closes_its_world():
+    """case X4"""
+    episode = stored(await play(World(), says(DONE)))
+    began = asyncio.Event()
+
+    async def begin(_):
+        began.set()
+        await never()
+
+    world = World(begin)
+    task = asyncio.create_task(replay_episode(episode, world))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.closed == 1
+
+
+async def test_another_status_is_a_divergence():
+    episode = stored(await play(counted(goes_on("a"), ends(1.0)), says(DONE)))
+    changed = counted(goes_on("a", status=Status.MODEL_INVALID_ACTION), ends(1.0))
+    report = await replay_episode(episode, changed)
+    assert [(each.step, each.what) for each in report.differences] == [(1, "status")]
+
+
+async def test_rewards_are_compared_where_they_are_given():
+    played = await play(counted(goes_on("a"), ends(1.0)), says(DONE))
+    same, other = counted(goes_on("a"), ends(1.0)), counted(goes_on("a"), ends(0.5))
+    assert (await replay_episode(stored(played), same, rewards=played.rewards)).equal
+    report = await replay_episode(stored(played), other, rewards=played.rewards)
+    assert [(each.step, each.what) for each in report.differences] == [(2, "reward")]
+    assert report.differences[0].diff[-2:] == ("-outcome 1.0", "+outcome 0.5")
+
+
+@pytest.mark.parametrize(("recorded", "at_hand"), [("sha256:a", "sha256:b"), ("sha256:a", "")])
+async def test_another_image_is_refused_by_name(recorded, at_hand):
+    episode = msgspec.structs.replace(stored(await play(World(), says(DONE))), image_digest=recorded)
+    world = World()
+    world.provenance = Provenance(image_digest=at_hand)
+    with pytest.raises(NotFound, match=f"{recorded}.*{at_hand or 'none'}"):
+        await replay_episode(episode, world)
+    assert world.closed == 1
+
+
+async def test_a_world_that_cannot_be_made_here_is_refused():
+    episode = stored(await play(World(), says(DONE)))
+    with pytest.raises(NotFound, match="no such package"):
+        await replay_episode(episode, UnbuiltEnvironment("world", EnvironmentFault("no such package")))
+
+
+async def test_a_host_says_its_version_when_the_session_begins():
+    class Hosted(World):
+        version = ""
+
+        async def reset(self, task, seed):
+            self.version = "2"
+            return await super().reset(task, seed)
+
+    episode = stored(await play(World(), says(DONE)))
+    with pytest.raises(NotFound, match="version 1; the world at hand is world version 2"):
+        await replay_episode(episode, Hosted())
+
+
+@pytest.mark.parametrize(
+    "kind", ["timeout", "lost_reply", "duplicate_effect", "server_error", "changed_page", "failed_reset"]
+)
+async def test_injected_faults_are_put_in_again(renderer, kind):
+    config = FaultConfig(kind=kind, rate=1.0 if kind == "failed_reset" else 0.0, steps=() if "reset" in kind else (2,))
+    task = lookup_task()
+    plan = make_plan(task, sampling=SamplingParams(16, stop_token_ids=renderer.stop_token_ids))
+    world = with_faults(LookupEnvironment(), [config], 1, first=True)
+    episode = stored(await play(world, says(*lookup_solution(renderer, task)), renderer, plan))
+    assert [fault.kind for fault in episode.injected_faults] == [kind]
+    report = await replay_episode(episode, with_recorded_faults(LookupEnvironment(), episode.injected_faults))
+    assert (report.equal, report.differences) == (True, ())
+    assert bool(report.from_record) == (kind in ("timeout", "failed_reset"))
+    if kind in ("duplicate_effect", "server_error", "changed_page"):
+        assert (await replay_episode(episode, LookupEnvironment())).first_divergence == 2

@@ -1,4 +1,4 @@
-"""`headrace inspect` and `headrace replay` as processes, on what a run through Ray left behind."""
+"""`headrace inspect`, `replay` and `suite` as processes, on what a run through Ray left behind."""
 
 import json
 import tempfile
@@ -63,3 +63,40 @@ def test_episodes_played_elsewhere_replay_equal_here(trained):
         assert code == 0, err
         report = last_json(out)
         assert report["equal"] and report["steps"] == sum(turn.role is Role.ASSISTANT for turn in episode.turns)
+
+
+def test_the_whole_run_replays_equal(trained):
+    folder, summary = trained
+    code, out, err = run(folder, "replay", "lookup", "--json", timeout_s=120)
+    assert code == 0, err
+    facts = last_json(out)
+    stored = sum(1 for _ in EpisodeStore(str(folder / "runs" / summary["run"])).iterate())
+    assert (facts["equal"], facts["episodes"], facts["diverged"], facts["refused"]) == (True, stored, 0, 0)
+
+
+def test_a_branch_goes_on_with_the_trained_policy_and_training_never_sees_it(trained):
+    folder, summary = trained
+    root = str(folder / "runs" / summary["run"])
+    parent = next(e for e in EpisodeStore(root).iterate({"purpose": "train"}) if len(e.views) > 1)
+    code, out, err = run(folder, "replay", "lookup", parent.episode_id, "--branch", "1", "--json", timeout_s=120)
+    assert code == 0, err
+    branch = EpisodeStore(root).find(last_json(out)["episode_id"])
+    assert (branch.purpose, branch.parent_episode, branch.branch_step) == (Purpose.REPLAY, parent.episode_id, 1)
+    for old, new in zip(parent.turns[:3], branch.turns[:3], strict=True):
+        assert new.token_ids.tolist() == old.token_ids.tolist()
+        assert new.behaviour_logprobs.tolist() == old.behaviour_logprobs.tolist()
+    assert branch.episode_id not in FateTable(root).by_episode()
+    code, out, err = run(folder, "replay", "lookup", branch.episode_id, timeout_s=60)
+    assert code == 0, err
+
+
+def test_a_suite_tells_the_model_from_the_world(trained):
+    folder, _ = trained
+    code, out, err = run(folder, "suite", "freeze", "lookup", "--out", "suite.msgpack", "--json", timeout_s=120)
+    assert code == 0, err
+    frozen = last_json(out)
+    assert frozen["compared"] >= 8 and sum(frozen["endings"].values()) == frozen["episodes"]
+    code, out, err = run(folder, "suite", "run", "suite.msgpack", "--run", "lookup", "--json", timeout_s=120)
+    assert code == 0, err
+    facts = last_json(out)
+    assert (facts["world"], facts["model"], facts["pairs"]) == ("same", "same", frozen["compared"])

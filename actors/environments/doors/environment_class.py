@@ -7,11 +7,12 @@ function (see `class_tasks`). What the class lacks is said when it is loaded.
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from headrace.actors.environments.arguments import NO_PARAMETERS, parameters_of
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.actors.environments.kind import EnvironmentKind, Origin
+from headrace.actors.environments.sandboxed import SandboxedEnvironment
 from headrace.actors.frames import defined_at, described
 from headrace.platform.contracts import Environment, TaskSource
 from headrace.platform.errors import ConfigError, EnvironmentFault, HeadraceError
@@ -61,8 +62,12 @@ def class_kind(cls: Any, origin: Origin) -> EnvironmentKind:
 
         return class_tasks(cls, split, seed, of_tasks.taken(args, constructor, name), origin)
 
+    def build_boxed(args: dict[str, Any]) -> SandboxedEnvironment:
+        return cast(SandboxedEnvironment, build(args))
+
     return EnvironmentKind(
         environment=build,
+        sandboxed=build_boxed if issubclass(cls, SandboxedEnvironment) else None,
         tasks=tasks if has_tasks else None,
         environment_args=None if constructor.takes_all else constructor.names,
     )

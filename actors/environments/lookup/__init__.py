@@ -6,7 +6,8 @@ reads, then the value as the answer; a blind guess is right once in a hundred.
 
 from headrace.actors.environments.lookup.demonstrator import demonstrations
 from headrace.actors.environments.lookup.environment import LookupEnvironment
+from headrace.actors.environments.lookup.sandboxed import SandboxedLookup
 from headrace.actors.environments.lookup.tasks import LookupTasks
 from headrace.actors.environments.lookup.vocabulary import tokenizer_files
 
-__all__ = ["LookupEnvironment", "LookupTasks", "demonstrations", "tokenizer_files"]
+__all__ = ["LookupEnvironment", "LookupTasks", "SandboxedLookup", "demonstrations", "tokenizer_files"]

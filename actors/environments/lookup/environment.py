@@ -51,12 +51,16 @@ class LookupEnvironment(ReplayedEnvironment):
         self._reads: list[str] = []
         self._delays: random.Random | None = None
 
+    @staticmethod
+    def demonstrate(task: Task) -> list[Message]:
+        """Assistant messages that play `task` to its end: every read of the chain, then the value."""
+        reads = [ToolCall(_GET.name, {"key": key}, "call_0") for key in task.data["chain"]]
+        answer = Message(Role.ASSISTANT, str(task.data["answer"]))
+        return [*(Message(Role.ASSISTANT, tool_calls=(read,)) for read in reads), answer]
+
     def tools(self) -> Sequence[ToolSpec]:
         """See `Environment.tools`."""
         return (_GET,)
-
-    def _fresh(self) -> "LookupEnvironment":
-        return LookupEnvironment(self._latency_s)
 
     async def _reset(self, task: Task, seed: int) -> Observation:
         self._chain, self._answer = list(task.data["chain"]), str(task.data["answer"])
@@ -66,17 +70,26 @@ class LookupEnvironment(ReplayedEnvironment):
 
     async def _step(self, message: Message) -> StepResult:
         if not message.tool_calls:
-            right = message.content == self._answer
-            return StepResult(
-                rewards=(RewardComponent(RewardKind.OUTCOME, float(right)),),
-                terminated=True,
-                state_hash=hash_value(self._state(f"answered {message.content}")),
-            )
+            return self._judged(message)
+        await self._wait()
+        return self._answered(message.tool_calls, [self._read(call) for call in message.tool_calls])
+
+    async def _wait(self) -> None:
         if self._delays is not None:
             await asyncio.sleep(self._delays.expovariate(1 / self._latency_s))
+
+    def _judged(self, message: Message) -> StepResult:
+        right = message.content == self._answer
+        return StepResult(
+            rewards=(RewardComponent(RewardKind.OUTCOME, float(right)),),
+            terminated=True,
+            state_hash=hash_value(self._state(f"answered {message.content}")),
+        )
+
+    def _answered(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> StepResult:
+        """What the calls are told; an empty answer is a mistake of the model."""
         messages, status = [], _OK
-        for call in message.tool_calls:
-            answer = self._read(call)
+        for call, answer in zip(calls, answers, strict=True):
             if not answer:
                 answer, status = "?", Status.MODEL_INVALID_ACTION
             messages.append(Message(_TOOL, answer, tool_call_id=call.call_id))
@@ -87,11 +100,16 @@ class LookupEnvironment(ReplayedEnvironment):
             state_hash=hash_value(self._state("reading")),
         )
 
-    def _read(self, call: ToolCall) -> str:
-        """What the store says, empty for a tool or key that does not exist."""
+    def _asked(self, call: ToolCall) -> str:
+        """The key that a call asks for, which is noted down; empty for a tool that does not exist."""
         key = str(call.arguments.get("key", ""))
         self._reads.append(f"{call.name} {key}")
-        if call.name != _GET.name or key not in self._chain:
+        return key if call.name == _GET.name else ""
+
+    def _read(self, call: ToolCall) -> str:
+        """What the store says, empty for a tool or key that does not exist."""
+        key = self._asked(call)
+        if key not in self._chain:
             return ""
         index = self._chain.index(key)
         return f"{key}=@{self._chain[index + 1]}" if index + 1 < len(self._chain) else f"{key}={self._answer}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.platform.errors import EnvironmentFault
+from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import (
     Cost,
     HashPair,
@@ -46,6 +47,7 @@ class ScriptedEnvironment:
 
     name = "counter"
     version = "1"
+    provenance = Provenance()
 
     def __init__(self) -> None:
         self._state: _State | None = None

@@ -1,0 +1,77 @@
+"""What worlds stand on in one process: threads for blocking code, sandboxes, hosts.
+
+Shared by the worlds of all splits, so that limits such as `sandbox.max_boxes` hold for all of them together. Nothing is
+started before it is needed, and nothing is weaker than the recipe accepts.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.pools import PoolConfig
+from headrace.platform.config.sandbox import SandboxConfig
+from headrace.platform.config.secret_references import resolve
+from headrace.platform.contracts import SandboxProvider
+from headrace.platform.node_cache import node_cache
+
+if TYPE_CHECKING:
+    from headrace.actors.remote.pools import EnvironmentPool
+
+_log = logging.getLogger(__name__)
+# Threads are made when a plain environment needs one; each blocked session takes one (case E11).
+_MOST_BLOCKED = 1024
+
+
+class WorldResources:
+    """Makes each thing once, on first use.
+
+    Args:
+        state: where sandboxes keep their files on this node.
+    """
+
+    def __init__(self, state: Path | None = None) -> None:
+        self._state = state or node_cache() / "sandboxes"
+        self._providers: dict[SandboxConfig, SandboxProvider] = {}
+        self._pools: dict[tuple[str, PoolConfig], EnvironmentPool] = {}
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        """Where plain methods of environments run."""
+        return ThreadPoolExecutor(_MOST_BLOCKED, thread_name_prefix="environment")
+
+    def sandboxes(self, config: SandboxConfig) -> SandboxProvider:
+        """Who makes boxes of this kind. Raises ConfigError where none that is accepted works on this host."""
+        if config not in self._providers:
+            from headrace.actors.sandboxes.opening import provider_for
+
+            provider = self._providers[config] = provider_for(config, self._state)
+            _log.info("sandboxes: %s", provider.mode)
+        return self._providers[config]
+
+    def pool(self, config: EnvironmentConfig) -> "EnvironmentPool":
+        """The hosts of an environment. Raises ConfigError for a token that cannot be resolved, and for args."""
+        if config.pool is None:
+            raise ValueError(f"{config.known_as} has no pool")
+        key = (config.known_as, config.pool)
+        if key not in self._pools:
+            from headrace.actors.remote.pools import EnvironmentPool
+
+            self._pools[key] = EnvironmentPool(config.pool, config.name, resolve(config.pool.token), config.args)
+        return self._pools[key]
+
+    def hosts(self) -> "Sequence[EnvironmentPool]":
+        """All pools that were asked for."""
+        return list(self._pools.values())
+
+    async def close(self) -> None:
+        """Close every box and every connection."""
+        for pool in self._pools.values():
+            await pool.close()
+        for provider in self._providers.values():
+            await provider.close()
+        self._pools.clear()
+        self._providers.clear()
