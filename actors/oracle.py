@@ -14,6 +14,7 @@ A transient fault is tried again in another fresh session, as that of an episode
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -57,7 +58,12 @@ def demonstration_of(environment: object) -> Demonstrate | None:
 
 
 async def oracle_verdict(
-    make: Callable[[], AsyncEnvironment], task: Task, seed: int, demonstrate: Demonstrate | None, deadline_s: float
+    make: Callable[[], AsyncEnvironment],
+    task: Task,
+    seed: int,
+    demonstrate: Demonstrate | None,
+    reset_s: float,
+    step_s: float,
 ) -> OracleVerdict:
     """Play the demonstration of `task`.
 
@@ -69,12 +75,13 @@ async def oracle_verdict(
         task: what is in doubt.
         seed: that of the episodes whose fault it was.
         demonstrate: see `demonstration_of`.
-        deadline_s: how long one session may take; the tries have it each.
+        reset_s: how long a reset may take, as an episode's.
+        step_s: how long one step may take, as an episode's, and `demonstrate`.
     """
     if demonstrate is None:
         return OracleVerdict(Finding.UNKNOWN, "the environment demonstrates nothing")
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(step_s):
             shown = list(await OffLoop().call(demonstrate, task))
     except (Exception, SystemExit) as error:  # foreign code: who cannot show it knows nothing about it
         return OracleVerdict(Finding.UNKNOWN, f"demonstrate raised {type(error).__name__}: {error}")
@@ -82,21 +89,27 @@ async def oracle_verdict(
         return OracleVerdict(Finding.UNKNOWN, "demonstrate returned no messages of the assistant")
     verdict = OracleVerdict(Finding.UNKNOWN)
     for attempt in range(TRIES):
-        verdict, may_pass = await _attempt(make(), task, seed, shown, deadline_s, f"oracle/{task.task_id}/{attempt}")
+        verdict, may_pass = await _attempt(
+            make(), task, seed, shown, (reset_s, step_s), f"oracle/{task.task_id}/{attempt}"
+        )
         if not may_pass:
             break
     return verdict
 
 
 async def _attempt(
-    environment: AsyncEnvironment, task: Task, seed: int, shown: Sequence[Message], deadline_s: float, key: str
+    environment: AsyncEnvironment,
+    task: Task,
+    seed: int,
+    shown: Sequence[Message],
+    patience: tuple[float, float],
+    key: str,
 ) -> tuple[OracleVerdict, bool]:
     """What one session came to, and whether another may come to something else."""
-    deadline = Deadline(deadline_s)
+    deadline = Deadline(math.inf)
     try:
         with deadline:
-            deadline.allow("the demonstration", time.monotonic(), deadline_s)
-            return await _verdict(environment, task, seed, shown, key), False
+            return await _verdict(environment, task, seed, shown, deadline, patience, key), False
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary: judged as an episode's fault is
         if isinstance(error, asyncio.CancelledError) and _is_cancelled():
             raise
@@ -110,11 +123,20 @@ async def _attempt(
 
 
 async def _verdict(
-    environment: AsyncEnvironment, task: Task, seed: int, shown: Sequence[Message], key: str
+    environment: AsyncEnvironment,
+    task: Task,
+    seed: int,
+    shown: Sequence[Message],
+    deadline: Deadline,
+    patience: tuple[float, float],
+    key: str,
 ) -> OracleVerdict:
+    reset_s, step_s = patience
+    deadline.allow("the demonstration's reset", time.monotonic(), reset_s)
     await environment.reset(task, seed)
     rewards: list[RewardComponent] = []
     for turn, message in enumerate(shown):
+        deadline.allow(f"step {turn + 1} of the demonstration", time.monotonic(), step_s)
         answer: StepResult = await environment.step(message, f"{key}/{turn}")
         if answer.status.is_error:
             raise EnvironmentFault(f"{environment.name} answered {answer.status}", answer.status.is_retryable)

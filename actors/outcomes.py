@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from headrace.actors.plan import PlayedEpisode
+from headrace.actors.quarantine import QuarantinedTask
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.status import FaultOwner
 
@@ -76,7 +77,8 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker's counts since its start: training episodes by status and by environment, running ones, the last
     faults. `durability` says what the server promises about puts (P11): "confirmed", or "best-effort" where it cannot
-    say that they are on its disk; empty while that is not known, and where nothing is kept to be put again."""
+    say that they are on its disk; empty while that is not known, and where nothing is kept to be put again.
+    `quarantined` are the tasks that this worker has put into quarantine since its start."""
 
     worker_id: str
     running: int
@@ -84,6 +86,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     faults: tuple[str, ...]
     environments: dict[str, EnvironmentCounts] = {}
     durability: str = ""
+    quarantined: tuple[QuarantinedTask, ...] = ()
 
     @property
     def segments_opened(self) -> int:

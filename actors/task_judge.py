@@ -127,9 +127,9 @@ class TaskJudge:
             asking.add_done_callback(self._asking.discard)
 
     def found(self) -> list[QuarantinedTask]:
-        """What was put into quarantine here since the last call, for the others to be told."""
-        found, self._found = self._found, []
-        return found
+        """What was put into quarantine here, for the others to be told. All of it each time: telling twice does no
+        harm, and nothing is lost with an answer that does not arrive."""
+        return list(self._found)
 
     async def settle(self) -> None:
         """Wait for the oracles that are asked now."""

@@ -182,13 +182,13 @@ class RolloutWorker:
             faults=tuple(self._faults),
             environments=total_counts([self._counts]),
             durability=self._confirmation.durability if self._confirmation is not None else "",
+            quarantined=tuple(self._judge.found()),
         )
 
     def news(self) -> News:
-        """What was found out here since the last call: scores, where the recipe's curriculum wants them, and tasks that
-        were put into quarantine."""
+        """What was scored here since the last call, where the recipe's curriculum wants it."""
         results, self._results = self._results, []
-        return News(scores=tuple(results), quarantined=tuple(self._judge.found()))
+        return News(scores=tuple(results))
 
     def tell(self, news: News) -> None:
         """Take note of what this and other workers have found out. Groups that are open keep their task."""

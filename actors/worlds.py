@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -139,7 +140,10 @@ class Worlds:
         """What the environment's own demonstration says of a task: see `oracle_verdict`. Nobody's faults are put in."""
         config = next(each for each in self._configs if each.known_as == environment)
         shown = demonstration_of(self.environment(config)) if config.pool is None else None
-        return await oracle_verdict(lambda: self.async_environment(config), task, seed, shown, config.step_deadline_s)
+        if config.sandbox is not None and config.sandbox.max_boxes:  # its box is not one of the episodes' (P21)
+            config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"max_boxes": 0})})
+        make = partial(self.async_environment, config)
+        return await oracle_verdict(make, task, seed, shown, config.reset_deadline_s, config.step_deadline_s)
 
     def may_block(self, group: int) -> bool:
         """Whether somebody else's code makes what `group` plays."""
@@ -221,7 +225,7 @@ class Worlds:
         config = next((each for each in self._configs if each.known_as == episode.task.environment), None)
         if config is None:
             raise NotFound(f"{episode.episode_id} was played in {episode.task.environment!r}, not in the run's recipe")
-        session = self.async_environment(config)
+        session = self.async_environment(config, GroupVersion(version=episode.environment_version))
         return with_recorded_faults(session, episode.injected_faults) if episode.injected_faults else session
 
     def _check(self, config: EnvironmentConfig) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from headrace.actors.news import News
 from headrace.actors.outcomes import EnvironmentCounts
 from headrace.actors.plan import PlayedEpisode
+from headrace.actors.quarantine import QuarantinedTask
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
@@ -21,7 +22,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts have been doing: sampled tokens and failed loads since the start, what runs now, the oldest of the
     newest versions that the replicas hold (-1 before the first), and when engines or tools were executing. `faults` are
     the last faults of episodes, for the message when a run has to stop; `environments` are counts of training episodes
-    since the start, by environment. `warnings` are what the user should know of the run's server, each once."""
+    since the start, by environment. `warnings` are what the user should know of the run's server, each once;
+    `quarantined` are the tasks that workers have put into quarantine."""
 
     replicas: int
     loaded_version: int
@@ -33,6 +35,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     environments: dict[str, EnvironmentCounts] = {}
     warnings: tuple[str, ...] = ()
+    quarantined: tuple[QuarantinedTask, ...] = ()
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +88,7 @@ class Runtime(Protocol):
         """Keep the weights of exactly these versions in the registry, besides those that it keeps by itself."""
 
     async def news(self) -> News:
-        """What workers have found out since the last call, and others should know."""
+        """What workers' episodes scored since the last call, for the curriculum."""
 
     async def tell(self, news: News) -> None:
         """Tell every worker."""

@@ -141,6 +141,7 @@ class InprocessRuntime:
             executing=tuple(executing),
             faults=stats.faults,
             environments=stats.environments,
+            quarantined=stats.quarantined,
         )
 
     async def ledger(self) -> LedgerStats:

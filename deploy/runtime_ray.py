@@ -218,6 +218,7 @@ class RayRuntime:
             executing=tuple(interval for intervals in (*busy, *tools) for interval in intervals),
             faults=tuple(fault for stats in workers for fault in stats.faults),
             environments=total_counts([stats.environments for stats in everyone if isinstance(stats, WorkerStats)]),
+            quarantined=tuple(row for stats in workers for row in stats.quarantined),
             warnings=(*self._server_warnings, *(_BEST_EFFORT for stats in workers if stats.durability == BEST_EFFORT)),
         )
 

@@ -18,9 +18,11 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from headrace.actors.quarantine import QuarantineFile
+from headrace.actors.news import News
+from headrace.actors.quarantine import Quarantine, QuarantinedTask, QuarantineFile
 from headrace.actors.rendering import load_renderer
 from headrace.deploy.base_model import BaseModel, SftStep, prepare_base_model
 from headrace.deploy.breaker import Breaker
@@ -112,7 +114,7 @@ class _Conductor:
             MetricsFile(root.metrics, time.time), build_loggers(self._config.loggers, secrets), time.time, secrets
         )
         self._fates = FateTable(context.root, "driver")
-        self._quarantine, self._quarantined = QuarantineFile(context.root), 0
+        self._quarantine, self._out = QuarantineFile(context.root), Quarantine()
         self._totals = Totals()
         self._summary: dict[str, Any] = {"run": context.run, "recipe": self._config.name, "seed": self._config.seed}
 
@@ -169,7 +171,9 @@ class _Conductor:
             self._progress.note(f"before reinforcement learning: {before}")
         self._summary.update(success_before=before.success, score_before=before.score)
         if self._past:
-            await self._runtime.tell(await asyncio.to_thread(known_news, self._context))
+            known = await asyncio.to_thread(known_news, self._context)
+            self._out.observe(known.quarantined)
+            await self._runtime.tell(known)
 
     def _compact(self) -> None:
         """One file of episodes per policy version instead of hundreds."""
@@ -236,7 +240,7 @@ class _Conductor:
             report = stepping.result()
             done = max(report.step - first, 1)
             await self._record(report, (time.monotonic() - began) / done)
-            await self._share_news()
+            await self._share_scores()
             await self._log_samples(report.step)
             if report.published and report.step < self._config.learner.steps:
                 await self._evaluations.begin(report.step, report.version)
@@ -250,18 +254,23 @@ class _Conductor:
             for warning in set(activity.warnings).difference(self._warned):
                 self._warned.append(warning)
                 self._progress.note(warning)
+            await self._share_quarantine(activity.quarantined)
             stats = await self._runtime.ledger()
             if cause := breaker.cause(stats, activity.faults, sum(self._runtime.restarts().values())):
                 raise RunFailed(cause)
 
-    async def _share_news(self) -> None:
-        """Every worker learns what all of them have found out; tasks that are out are written down."""
-        if news := await self._runtime.news():
-            await asyncio.to_thread(self._quarantine.append, news.quarantined)
-            for row in news.quarantined:
-                self._progress.note(f"task {row.task_id} of {row.environment} is out: {row.reason}")
-            self._quarantined += len(news.quarantined)
+    async def _share_scores(self) -> None:
+        """Every worker's curriculum learns what all of them scored."""
+        if self._config.curriculum.kind == "success_window" and (news := await self._runtime.news()):
             await self._runtime.tell(news)
+
+    async def _share_quarantine(self, rows: Sequence[QuarantinedTask]) -> None:
+        """A task that one worker has found broken is written down, and played by none."""
+        if fresh := self._out.observe(rows):
+            await asyncio.to_thread(self._quarantine.append, fresh)
+            for row in fresh:
+                self._progress.note(f"task {row.task_id} of {row.environment} is out: {row.reason}")
+            await self._runtime.tell(News(quarantined=tuple(fresh)))
 
     async def _log_samples(self, step: int) -> None:
         """Some episodes for people to read. Fails open: what cannot be written is in the log."""
@@ -347,7 +356,7 @@ class _Conductor:
             length_bias=totals.length_bias,
             restarts=dict(self._runtime.restarts()),
             warnings=self._warned,
-            quarantined=self._quarantined,
+            quarantined=len(self._out.rows()),
             overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
             root=self._context.root,
         )

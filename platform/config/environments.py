@@ -109,6 +109,16 @@ class EnvironmentConfig(StrictModel):
             raise ValueError("give sandbox to `headrace env serve` on the hosts of the pool, not to the run")
         return self
 
+    @model_validator(mode="after")
+    def _injected_time_outs_are_seen(self) -> "EnvironmentConfig":
+        longest = max((fault.seconds for fault in self.faults), default=0.0)
+        if longest >= self.budgets.max_seconds:
+            raise ValueError(
+                f"a fault of {longest:g} s lasts longer than an episode may (budgets.max_seconds is"
+                f" {self.budgets.max_seconds:g}); that would be the end of the budget, which is no fault"
+            )
+        return self
+
     @property
     def known_as(self) -> str:
         """The alias, or the last part of the name: `Maze` for `./worlds/maze.py:Maze`."""

@@ -28,7 +28,7 @@ class Bench:
 
     async def verdict(self, shown=SHOWN, deadline_s=5.0):
         demonstrate = shown if callable(shown) or shown is None else lambda task: shown
-        found = await oracle_verdict(self, TASK, 7, demonstrate, deadline_s)
+        found = await oracle_verdict(self, TASK, 7, demonstrate, deadline_s, deadline_s)
         assert all(world.closed == 1 for world in self.worlds), "a session of the oracle is open"
         return found
 
@@ -128,8 +128,17 @@ async def test_what_hangs_is_broken_in_time(where):
     bench = Bench(script(ends(1.0)), never) if where == "reset" else Bench(lambda: never)
     async with asyncio.timeout(5):
         found = await bench.verdict(deadline_s=0.05)
-    assert found == OracleVerdict(Finding.BROKEN, "the demonstration outran its deadline")
+    late = "the demonstration's reset" if where == "reset" else "step 1 of the demonstration"
+    assert found == OracleVerdict(Finding.BROKEN, f"{late} outran its deadline")
     assert len(bench.worlds) == TRIES
+
+
+async def test_a_long_demonstration_may_take_as_long_as_its_steps_may():
+    async def slow(message):
+        await asyncio.sleep(0.06)
+        return goes_on() if message is not SHOWN[-1] else ends(1.0)
+
+    assert (await Bench(lambda: slow).verdict(deadline_s=0.1)).finding is Finding.WORKS
 
 
 def fails(task):
@@ -156,7 +165,7 @@ async def test_a_close_that_fails_spoils_no_verdict():
             await super().close()
             raise OSError("busy")
 
-    found = await oracle_verdict(lambda: Stuck(), TASK, 0, lambda task: SHOWN[:1], 5.0)
+    found = await oracle_verdict(lambda: Stuck(), TASK, 0, lambda task: SHOWN[:1], 5.0, 5.0)
     assert found.finding is Finding.WORKS
 
 
@@ -183,7 +192,7 @@ async def test_a_cancelled_oracle_leaves_nothing_open(where):  # case X4
             await super().close()
 
     world = Waiting()
-    asking = asyncio.create_task(oracle_verdict(lambda: world, TASK, 0, lambda task: SHOWN[:1], 5.0))
+    asking = asyncio.create_task(oracle_verdict(lambda: world, TASK, 0, lambda task: SHOWN[:1], 5.0, 5.0))
     await reached.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -212,5 +221,5 @@ class Shown(LookupEnvironment):
 )
 async def test_the_oracle_of_a_real_world(data, finding):
     task = Task("t", "lookup", data)
-    found = await oracle_verdict(lambda: as_async(Shown(), None), task, 1, demonstration_of(Shown()), 5.0)
+    found = await oracle_verdict(lambda: as_async(Shown(), None), task, 1, demonstration_of(Shown()), 5.0, 5.0)
     assert found.finding is finding
