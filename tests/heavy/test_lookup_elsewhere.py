@@ -69,7 +69,7 @@ def ended(process) -> Iterator[None]:
 
 def test_in_sandboxes_some_of_which_are_killed_twice_on_the_way(tmp_path: Path, lookup_model: Path) -> None:
     runs, mark = tmp_path / "runs", f"boxes-{os.getpid()}"
-    changes = ("environment.sandbox=bubblewrap", "learner.steps=30", "eval.tasks=128", f"runs_dir={runs}")
+    changes = ("environment.sandbox=bubblewrap", "learner.steps=16", "eval.tasks=128", f"runs_dir={runs}")
     given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null")
     run = start(tmp_path, "train", "lookup", *changes, *given, "--json", env=environment(**{MARK: mark}))
 
@@ -82,7 +82,7 @@ def test_in_sandboxes_some_of_which_are_killed_twice_on_the_way(tmp_path: Path, 
         return bool(found)
 
     with ended(run):
-        for step in (2, 8):
+        for step in (2, 5):
             wait_for(lambda step=step: steps_done(runs) >= step, run, 400)
             wait_for(some_killed, run, 60)
         summary = finished(run)
@@ -99,12 +99,12 @@ def test_on_a_pool_that_is_restarted_on_the_way(tmp_path: Path, lookup_model: Pa
         return host
 
     first = serve()
-    changes = (f"environment.pool={registry}", "eval.tasks=128", f"runs_dir={runs}")
+    changes = (f"environment.pool={registry}", "learner.steps=16", "eval.tasks=128", f"runs_dir={runs}")
     given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null")
     with ended(first):
         run = start(tmp_path, "train", "lookup", *changes, *given, "--json")
         with ended(run):
-            wait_for(lambda: steps_done(runs) >= 4, run, 400)
+            wait_for(lambda: steps_done(runs) >= 3, run, 400)
             first.terminate()
             first.communicate(timeout=30)
             assert first.returncode == 0, "a host that drains ends in peace"
