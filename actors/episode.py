@@ -105,7 +105,9 @@ async def _converse(
         branch = 0
         deadline.allow("reset", began, plan.reset_deadline_s)
         observation = await environment.reset(plan.task, plan.seed)
-        context = Context(renderer, environment.tools())
+        tools = environment.tools()
+        recorder.offered(tools)
+        context = Context(renderer, tools)
         messages = well_formed(observation.messages)
         recorder.prompt(messages, observation, context.open(messages))
     else:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headrace.actors.plan import Ending, EpisodePlan
 from headrace.actors.text import well_formed_text
 from headrace.platform.contracts import ParsedMessage
+from headrace.platform.errors import EnvironmentFault
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.arrays import F32, I32, U8
 from headrace.platform.records.episode import Episode, Provenance, Stamps
@@ -25,6 +26,7 @@ from headrace.platform.records.message import (
     RewardComponent,
     StepResult,
     ToolCall,
+    ToolSpec,
 )
 from headrace.platform.records.status import ActionKind, Role, Status, StopReason
 from headrace.platform.records.tables import RewardRow
@@ -83,7 +85,12 @@ class Recorder:
     money: float = 0.0
     state_hash: HashPair = field(default_factory=HashPair)
     policy_turns: int = 0
+    tools: str = ""
     _pending: "_Sampled | None" = None
+
+    def offered(self, tools: Sequence[ToolSpec]) -> None:
+        """What the world lets the policy do. Raises EnvironmentFault where that is not JSON."""
+        self.tools = tools_digest(tools)
 
     def take_up(self, turns: Sequence[Turn], views: Sequence[View], results: Mapping[int, StepResult]) -> None:
         """Begin with the turns of another episode, which have just been done again: `results` by turn. What they cost
@@ -232,7 +239,7 @@ class Recorder:
             branch_step=plan.branch_step,
             update_mode=plan.update_mode,
             budgets=plan.budgets,
-            digests=plan.digests,
+            digests=msgspec.structs.replace(plan.digests, tool_schemas=self.tools),
             final_state_hash=self.state_hash.canonical,
             cost=Cost(self.prompt_tokens, self.sampled_tokens, self.tools_called, self.tool_s, self.money),
             stamps=Stamps(
@@ -297,6 +304,20 @@ def _call_records(turn: _Sampled, ended_s: float, status: Status) -> tuple[ToolC
             for index, call in enumerate(turn.said.tool_calls)
         ]
     )
+
+
+def tools_digest(tools: Sequence[ToolSpec]) -> str:
+    """The canonical hash of the tools on offer, in their order. Raises EnvironmentFault where they are not JSON."""
+    try:
+        return _digest_of(msgspec.json.encode(tools, order="deterministic").decode())
+    except Exception as error:  # case X16: somebody else's schemas
+        raise EnvironmentFault(f"tools are not JSON: {error}", transient=False) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(text: str) -> str:
+    """Nearly all episodes of a world are offered the same tools."""
+    return hash_text(text).canonical
 
 
 def joined_text(messages: Sequence[Message]) -> str:

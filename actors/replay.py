@@ -38,8 +38,9 @@ async def replay_episode(
     """Play `episode` again in `environment`, which is closed afterwards.
 
     Keys are those of branch number `branch`, 1 or more (P26), so a world that remembers keys runs every action again.
-    A world that ends or breaks at another step than recorded has diverged there, and is asked no further. An episode
-    that never began replays equal, in no step.
+    A world that ends or breaks at another step than recorded has diverged there, and is asked no further; where a fresh
+    one may not break (a host or a sandbox is gone, a deadline passed), the report is `interrupted` and claims nothing.
+    An episode that never began replays equal, in no step.
 
     Args:
         live: whether what the cassette does not know may be asked of services outside the world.
@@ -97,6 +98,8 @@ def _report(episode: Episode, execution: Execution | None, cassette: Cassette | 
         first_divergence=diverged[0] if diverged else None,
         differences=tuple(differences),
         from_record=from_record,
+        interrupted=execution.interrupted if execution is not None and not diverged else "",
+        nowhere=execution is not None and execution.nowhere,
         fidelity_gap=sum(answered.values()),
         fidelity_steps=tuple(answered),
         live_calls=sum(map(len, missing.values())),

@@ -302,6 +302,8 @@ class RolloutWorker:
     def _tell(self, state: str, waiting_for: str = "") -> None:
         if self._part is not None:
             self._part.set(state, waiting_for or self._waiting_for)
+            if hosts := self._worlds.resources.hosts():
+                self._part.note(hosts=hosts)
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 

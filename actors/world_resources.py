@@ -5,7 +5,6 @@ started before it is needed, and nothing is weaker than the recipe accepts.
 """
 
 import logging
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Threads are made when a plain environment needs one; each blocked session takes one (case E11).
 _MOST_BLOCKED = 1024
+_MOST_TOLD = 400
 
 
 class WorldResources:
@@ -63,9 +63,10 @@ class WorldResources:
             self._pools[key] = EnvironmentPool(config.pool, config.name, resolve(config.pool.token), config.args)
         return self._pools[key]
 
-    def hosts(self) -> "Sequence[EnvironmentPool]":
-        """All pools that were asked for."""
-        return list(self._pools.values())
+    def hosts(self) -> str:
+        """The hosts of all pools that were asked for, their states and sessions, on one line; empty without a pool."""
+        known = [host for pool in self._pools.values() for host in pool.hosts()]
+        return "; ".join(f"{each.address} {each.state} ({each.sessions} sessions)" for each in known)[:_MOST_TOLD]
 
     async def close(self) -> None:
         """Close every box and every connection."""

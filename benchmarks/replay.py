@@ -166,7 +166,7 @@ def main() -> None:
             before = cpu_s()
             asyncio.run(bare(script))
             stepped = cpu_s() - before
-            equal.append((tally.episodes - tally.diverged - tally.refusals) / count)
+            equal.append((tally.episodes - tally.diverged - tally.not_compared) / count)
             if repeat:  # the first one warms up
                 ours.append(replayed / count * 1e6)
                 floor.append(stepped / count * 1e6)

@@ -1,8 +1,8 @@
 """Fixed replay suites: one file of recorded episodes that tells "the model got worse" from "the world changed".
 
 `freeze` picks episodes of a run and writes them down with everything that another day needs but code and weights;
-`check_world` does their actions again; `play_model` plays the same tasks under the same seeds with a policy of today
-and compares success pair by pair.
+`check_world` does their actions again, and has them graded again; `play_model` plays the same tasks under the same
+seeds with a policy of today and compares success pair by pair.
 
 Two kinds of episodes are in a suite. Some cover each kind of ending, so that all of the world's behaviour is tried. The
 others are drawn without regard to how they went, and the policy is compared on these alone: choosing them by their
@@ -11,9 +11,10 @@ ending would make any policy look better or worse than it is.
 
 import asyncio
 import random
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headrace.actors.outcomes import outcome_of
 from headrace.actors.plan import EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worlds import Worlds
+from headrace.deploy.regrading import todays_graders
 from headrace.deploy.replaying import Tally, replay_all, run_config
 from headrace.deploy.stored_policy import StoredPolicy, stored_policy
 from headrace.platform.config.environments import EnvironmentConfig
@@ -40,7 +42,7 @@ from headrace.platform.records.status import FaultOwner, Purpose
 from headrace.platform.records.tables import RewardRow
 from headrace.platform.seeding import derive_seed
 from headrace.platform.store.episodes import EpisodeStore
-from headrace.platform.store.files import open_url, write_atomic
+from headrace.platform.store.files import is_local, open_url, write_atomic
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import RewardTable
 
@@ -103,14 +105,14 @@ async def freeze(root: RunRoot, out: str, episodes: int, seed: int) -> Suite:
 
     Raises:
         NotFound: the run has no stored episode.
-        RunFailed: one of them does not replay equal now; nothing is written.
+        RunFailed: one of them does not replay equal now, or is graded otherwise; nothing is written.
     """
     config = run_config(root)
     compared, covering = await asyncio.to_thread(_picked, root, episodes, seed)
     chosen = [each for each in EpisodeStore(root.url).iterate() if each.episode_id in {*compared, *covering}]
     rows = RewardTable(root.url).by_episode()
     rewards = {each.episode_id: rows.get(each.episode_id, []) for each in chosen}
-    tally = await replay_all(chosen, config.environments, config.seed, rewards=rewards)
+    tally = await _checked(chosen, config.environments, config.seed, rewards)
     if not tally.equal:
         raise RunFailed(f"nothing is frozen: {_first_change(tally)}; only what replays equal now can tell of a change")
     scores = {each.episode_id: _score(each, rewards[each.episode_id]) for each in chosen}
@@ -144,6 +146,16 @@ async def freeze(root: RunRoot, out: str, episodes: int, seed: int) -> Suite:
     return suite
 
 
+def nothing_to_compare(suite: Suite) -> str:
+    """Why no policy can be compared on the suite; empty where one can."""
+    compared = [each for each in suite.episodes if each.compared]
+    if not compared:
+        return "no episode of it may be compared: the run has no evaluation, and all it played met injected faults"
+    if all(each.score is None for each in compared):
+        return f"none of the {len(compared)} episodes that it compares a policy on has a score; freeze more"
+    return ""
+
+
 def read_suite(file: str) -> Suite:
     """Raises NotFound for no such file, SchemaError for one that is no suite that this build reads."""
     fs, path = open_url(file)
@@ -161,7 +173,8 @@ def read_suite(file: str) -> Suite:
 
 
 def _picked(root: RunRoot, count: int, seed: int) -> tuple[set[str], set[str]]:
-    """Ids of what a policy is compared on, and of one episode of each kind of ending, at most half of `count`.
+    """Ids of what a policy is compared on, and of one episode of each kind of ending, at most half of `count` where
+    there is something to compare.
 
     Compared is the newest version that was evaluated, else whatever was played without injected faults. What branched
     off is left out.
@@ -182,9 +195,9 @@ def _picked(root: RunRoot, count: int, seed: int) -> tuple[set[str], set[str]]:
     dice = random.Random(derive_seed("suite", seed))
     covering = [dice.choice(sorted(set(ids))) for _, ids in sorted(kinds.items())]
     dice.shuffle(covering)
-    covering = covering[: max(1, count // 2)]
     pool = sorted(set(evaluated[max(evaluated)] if evaluated else others))
-    compared = dice.sample(pool, min(len(pool), max(0, count - len(covering))))
+    covering = covering[: count // 2 if pool else count]
+    compared = dice.sample(pool, min(len(pool), count - len(covering)))
     return set(compared), set(covering)
 
 
@@ -204,10 +217,24 @@ def _score(episode: Episode, rewards: Sequence[RewardRow]) -> float | None:
 
 
 async def check_world(suite: Suite) -> Tally:
-    """Do every recorded action again in the worlds at hand. Raises ConfigError where one cannot be made."""
+    """Do every recorded action again in the worlds at hand, and have the graders of today grade each episode. Raises
+    ConfigError where one cannot be made."""
     episodes = [episode_codec.decode(each.payload) for each in suite.episodes]
     rewards = {each.episode_id: list(frozen.rewards) for each, frozen in zip(episodes, suite.episodes, strict=True)}
-    return await replay_all(episodes, suite.configs, suite.header.run_seed, rewards=rewards)
+    return await _checked(episodes, suite.configs, suite.header.run_seed, rewards)
+
+
+async def _checked(
+    episodes: Iterable[Episode],
+    configs: Sequence[EnvironmentConfig],
+    seed: int,
+    rewards: Mapping[str, Sequence[RewardRow]],
+) -> Tally:
+    graders = await asyncio.to_thread(todays_graders, configs)
+    try:
+        return await replay_all(episodes, configs, seed, rewards=rewards, graders=graders)
+    finally:
+        await asyncio.gather(*(grader.close() for grader in graders.values()))
 
 
 async def play_model(suite: Suite, root: RunRoot, version: str) -> Comparison:
@@ -291,20 +318,26 @@ def _evaluation(suite: Suite, played: Iterable[PlayedEpisode], name: str, run: s
 
 
 def verdict(suite: Suite, tally: Tally, comparison: Comparison | None) -> dict[str, Any]:
-    """What a run of a suite found, for `--json`; its `verdict` is the one line for people."""
-    world = "same" if tally.equal else "changed"
-    told = "the world is the same"
-    if not tally.equal:
-        changed = tally.diverged + tally.refusals
+    """What a run of a suite found, for `--json`; its `verdict` is the one line for people. A world that could not be
+    tried, by no fault of its own, is neither the same nor changed."""
+    world, told = "same", "the world is the same"
+    if changed := tally.diverged + tally.refusals:
+        world = "changed"
         told = f"the world changed: {changed} of {tally.episodes} episodes, such as {_first_change(tally)}"
+    elif not tally.equal:
+        world = "not tried"
+        untried = len(suite.episodes) - tally.episodes + tally.interruptions
+        told = f"the world could not be tried: {untried} of {len(suite.episodes)} episodes; {_first_change(tally)}"
     facts: dict[str, Any] = {
         "world": world,
         "model": "not played",
-        "verdict": f"{told} ({tally.episodes} episodes replayed); the model was not played",
+        "verdict": f"{told} ({tally.episodes - tally.not_compared} episodes replayed); the model was not played",
         "suite_of": suite.header.run,
         "episodes": tally.episodes,
         "changed": {each.episode_id: each.first_divergence for each in tally.reports},
         "refused": tally.refused,
+        "interrupted": tally.interrupted,
+        "stopped": tally.stopped,
         "fidelity_gap": tally.fidelity_gap,
     }
     if comparison is None:
@@ -332,14 +365,30 @@ def _first_change(tally: Tally) -> str:
         report = tally.reports[0]
         what = next(each.what for each in report.differences if each.is_divergence)
         return f"{report.episode_id}, which differs first at step {report.first_divergence} ({what})"
-    return next(iter(tally.refused.values()))
+    if tally.refused:
+        return next(iter(tally.refused.values()))
+    if tally.stopped:
+        return tally.stopped
+    episode_id, why = next(iter(tally.interrupted.items()))
+    return f"{episode_id} was not played to its end: {why}"
 
 
 def check_out(out: str) -> None:
-    """Raises ConfigError for a file that is there already and is no suite, so that nothing else is overwritten."""
-    file = Path(out)
-    if file.is_file():
-        try:
+    """Raises ConfigError where no file can be written, or one is there already that is no suite, so that nothing else
+    is overwritten."""
+    fs, path = open_url(out)
+    if not is_local(fs):
+        return
+    file = Path(path)
+    if file.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file, such as {file / 'suite.msgpack'}")
+    folder = next(each for each in file.parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if file.exists():
             read_suite(out)
-        except SchemaError as error:
-            raise ConfigError(f"--out {out}: the file is there already and is no replay suite") from error
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error}") from error
+    except SchemaError as error:
+        raise ConfigError(f"--out {out}: the file is there already and is no replay suite") from error

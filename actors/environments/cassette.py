@@ -32,6 +32,8 @@ class Cassette:
         """How many answers came from the cassette, by step."""
         self.missing: dict[int, list[str]] = {}
         """The requests that it did not know, by step, as people read them."""
+        self.accidental: dict[int, list[tuple[str, str]]] = {}
+        """By step, the recorded and the present request where only something accidental tells them apart."""
         self._given = given
         self.live = live
         self._step = 0
@@ -42,6 +44,7 @@ class Cassette:
         twin = Cassette(self._given, self.live)
         twin.recorded = copied(self.recorded)
         twin.answered, twin.missing = dict(self.answered), copied(self.missing)
+        twin.accidental = copied(self.accidental)
         twin._step, twin._unused = self._step, list(self._unused)
         return twin
 
@@ -50,7 +53,7 @@ class Cassette:
         self._step = step
         if self._given is not None:
             self._unused = list(self._given.get(str(step), ()))
-            for counts in (self.answered, self.missing):
+            for counts in (self.answered, self.missing, self.accidental):
                 for number in [number for number in counts if number >= step]:
                     del counts[number]
         if self.recorded:
@@ -58,19 +61,17 @@ class Cassette:
                 del self.recorded[key]
 
     def find(self, request: Any) -> tuple[bool, Any]:
-        """Whether the cassette answers `request`, and its answer: the first one of this step not yet given. Requests
-        are equal when only something accidental (a time, a path) differs.
+        """Whether the cassette answers `request`, and its answer: the first one of this step not yet given to an equal
+        request; else to one from which only something accidental (a time, a path) tells it, which is noted.
 
         Raises:
             ExternalDivergence: it does not know the request here, and nobody may be asked.
         """
-        wanted = _text(request) if self._unused else ""
-        for index, entry in enumerate(self._unused):
-            if canonical_text(_text(entry["request"])) == canonical_text(wanted):
-                del self._unused[index]
-                self.answered[self._step] = self.answered.get(self._step, 0) + 1
-                self.keep(request, entry["response"])
-                return True, plain(entry["response"], "a response from the cassette")
+        if (index := self._place(request)) is not None:
+            entry = self._unused.pop(index)
+            self.answered[self._step] = self.answered.get(self._step, 0) + 1
+            self.keep(request, entry["response"])
+            return True, plain(entry["response"], "a response from the cassette")
         if self._given is None:
             return False, None
         told = _short(request)
@@ -80,6 +81,20 @@ class Cassette:
         left = self.unused()
         expected = f"there it asks for {left[0]}" if left else "nothing more is there"
         raise ExternalDivergence(f"step {self._step} asks for {told}, which is not on the cassette; {expected}")
+
+    def _place(self, request: Any) -> int | None:
+        """Which of what is left of this step answers it."""
+        if not self._unused:
+            return None
+        wanted, known = _text(request), [_text(entry["request"]) for entry in self._unused]
+        if wanted in known:
+            return known.index(wanted)
+        canonical = canonical_text(wanted)
+        for index, text in enumerate(known):
+            if canonical_text(text) == canonical:
+                self.accidental.setdefault(self._step, []).append((text, wanted))
+                return index
+        return None
 
     def keep(self, request: Any, response: Any) -> None:
         """Record an answer of the present step."""

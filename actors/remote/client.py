@@ -18,6 +18,7 @@ from headrace.actors.remote.group_version import GroupVersion
 from headrace.actors.remote.known_hosts import KnownHost
 from headrace.actors.remote.link import Link
 from headrace.actors.remote.protocol import (
+    MOST_TEXT,
     Code,
     Fault,
     Hello,
@@ -201,8 +202,8 @@ def raise_error(said: Said, address: str) -> NoReturn:
     """Raise what an error of a host means."""
     data = said.data
     if said.type != "error":
-        raise HostAway(f"{address} answered {said.type!r}, which was not asked for")
-    text = str(data.get("message", "an error without words"))
+        raise HostAway(f"{address} answered {said.type!r:.80}, which was not asked for")
+    text = str(data.get("message", "an error without words"))[:MOST_TEXT]
     if "fault" in data:
         raise error_of(converted(data["fault"], Fault, address))
     code = data.get("code")
@@ -211,7 +212,7 @@ def raise_error(said: Said, address: str) -> NoReturn:
         raise Refused(known, text)
     if known is not None and known.ends:
         raise HostAway(f"{address}: {text}")
-    raise EnvironmentFault(f"{address}: {text} ({code})", transient=False)
+    raise EnvironmentFault(f"{address}: {text} ({code!s:.80})", transient=False)
 
 
 def converted(value: Any, kind: type[T], address: str) -> T:
@@ -219,4 +220,4 @@ def converted(value: Any, kind: type[T], address: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise HostAway(f"{address} speaks otherwise: {error}") from None
+        raise HostAway(f"{address} speaks otherwise: {error!s:.200}") from None

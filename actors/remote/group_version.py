@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class GroupVersion:
-    """Empty until the first session of the group is connected; what it writes here all others must meet.
+    """None until the first session of the group is connected; what it writes here all others must meet.
 
     As long as no session of the group has begun to play, one that fails to begin takes its choice back: the group is
     not bound to a version that nobody plays any more.
     """
 
-    version: str = ""
+    version: str | None = None
     beginning: int = 0
     has_begun: bool = False
 
     def take(self, version: str) -> bool:
         """Whether a session may be played in `version`; then `begun` or `given_up` must follow."""
-        if self.version not in ("", version):
+        if self.version not in (None, version):
             return False
         self.version = version
         self.beginning += 1
@@ -32,4 +32,4 @@ class GroupVersion:
         """A session that took a version does not play."""
         self.beginning -= 1
         if not self.beginning and not self.has_begun:
-            self.version = ""
+            self.version = None

@@ -169,7 +169,10 @@ class EnvironmentHost:
 
     def _page(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a plain GET; None lets a WebSocket in."""
-        url = urlsplit(request.path)
+        try:
+            url = urlsplit(request.path)
+        except ValueError:
+            return _json({"message": "no path"}, http.HTTPStatus.BAD_REQUEST)
         if url.path == "/health":
             return _json(self._health())
         if not self._is_allowed(request, url.query):
@@ -180,7 +183,7 @@ class EnvironmentHost:
             return _json(self._schema())
         if url.path == "/metadata":
             return _json(self._metadata())
-        return _json({"message": f"no page {url.path}"}, http.HTTPStatus.NOT_FOUND)
+        return _json({"message": f"no page {url.path!a:.80}"}, http.HTTPStatus.NOT_FOUND)
 
     def _is_allowed(self, request: Request, query: str) -> bool:
         """Whether the request shows the token; compared in constant time."""

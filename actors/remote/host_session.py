@@ -3,13 +3,15 @@
 The loop takes one message at a time, runs what it asks for under a deadline, and answers. It ends when the client
 closes or goes away (a call that still runs is then cancelled), says nothing for too long, or the host is leaving; it
 always closes the environment. A message that cannot be read, or an environment that fails, concerns this session only.
+The environment is built by the first reset, in a thread and under its deadline: a constructor that blocks holds up its
+own session only (case E11). Answers and logs repeat little of what was sent.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from headrace.actors.environments.adapter import NOWHERE, AsyncEnvironment
+from headrace.actors.environments.off_loop import OffLoop
 from headrace.actors.frames import described, message_of
 from headrace.actors.remote.offer import Offer
 from headrace.actors.remote.protocol import (
@@ -34,12 +37,13 @@ from headrace.actors.remote.protocol import (
 )
 from headrace.actors.text import well_formed
 from headrace.platform.errors import ConfigError, DeadlineExceeded, EnvironmentFault
-from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolCall
+from headrace.platform.records.message import Message, Observation, StepResult, Task, ToolCall, ToolSpec
 from headrace.platform.records.status import Role
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
+_MOST_REPEATED = 400
 _GOING_AWAY = 1001
 _TRY_AGAIN = 1013
 
@@ -48,7 +52,7 @@ class _Wrong(Exception):
     """The client sent what cannot be done; `code` says how it is wrong."""
 
     def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
+        super().__init__(text[:_MOST_REPEATED])
         self.code = code
 
 
@@ -70,7 +74,7 @@ class HostSession:
     Args:
         connection: open, and accepted by the host.
         offer: makes the environment.
-        hello: what the host says of itself; `tools` and `sessions` are filled in here.
+        hello: what the host says of itself.
         limits: see `SessionLimits`.
         session_id: tells the sessions of a host apart.
     """
@@ -80,6 +84,8 @@ class HostSession:
     ) -> None:
         self._connection, self._offer, self._hello, self._limits = connection, offer, hello, limits
         self._id = session_id
+        self._off_loop = OffLoop(offer.threads)
+        self._building: asyncio.Future[AsyncEnvironment] | None = None
         self._told = NOWHERE
         self._steps = 0
         self._episodes = 0
@@ -88,19 +94,18 @@ class HostSession:
 
     async def play(self) -> None:
         """The whole session."""
-        environment = self._offer.session()
         try:
             while not (self.is_draining and not self.is_playing):
                 said = await self._next()
                 if said is None or said.type == "close":
                     return
-                await self._answer(said, environment)
+                await self._answer(said)
             await self.leave(Code.DRAINING)
         except (ConnectionClosed, _Gone):
             return
         finally:
             self.is_playing = False
-            await self._let_go(environment)
+            await self._let_go()
 
     async def leave(self, code: Code) -> None:
         """Tell the client that the session is over, and end it; what it waits for is cancelled."""
@@ -123,23 +128,23 @@ class HostSession:
             try:
                 return decode(raw)
             except ValueError as error:
-                await self._send("error", {"message": f"no message: {error}", "code": _broken(raw)})
+                told = f"no message: {error}"[:_MOST_REPEATED]
+                await self._send("error", {"message": told, "code": _broken(raw)})
 
-    async def _answer(self, said: Said, environment: AsyncEnvironment) -> None:
+    async def _answer(self, said: Said) -> None:
         try:
             match said.type:
                 case "hello":
-                    tools = tuple(environment.tools())
-                    await self._send("hello", msgspec.structs.replace(self._hello, tools=tools))
+                    await self._send("hello", self._hello)
                 case "reset":
-                    await self._reset(said.data, environment)
+                    await self._reset(said.data)
                 case "step":
-                    await self._step(said.data, environment)
+                    await self._step(said.data)
                 case "state":
                     played = f"{self._id}-{self._episodes}" if self._episodes else None
                     await self._send("state", {"episode_id": played, "step_count": self._steps})
                 case _:
-                    raise _Wrong(Code.UNKNOWN_TYPE, f"no message is of type {said.type!r}")
+                    raise _Wrong(Code.UNKNOWN_TYPE, f"no message is of type {said.type!r:.80}")
         except _Wrong as error:
             await self._send("error", {"message": str(error), "code": error.code})
         except (ConnectionClosed, _Gone):
@@ -151,7 +156,7 @@ class HostSession:
             if isinstance(error, DeadlineExceeded):  # what still runs must not meet the next call
                 await self._connection.close(_GOING_AWAY, "a call outran its deadline")
 
-    async def _reset(self, data: dict[str, Any], environment: AsyncEnvironment) -> None:
+    async def _reset(self, data: dict[str, Any]) -> None:
         if self.is_draining:  # whoever holds a connection without an episode finds another host
             self.is_playing = False
             return
@@ -164,16 +169,32 @@ class HostSession:
             task, seed, deadline_s = asked.task, asked.seed, asked.deadline_s
         self.is_playing, self._steps = True, 0
         self._episodes += 1
-        observation = await self._call("reset", environment.reset(task, seed), deadline_s)
-        await self._observed(observation, environment, is_plain)
+        has_begun = False
+        try:
+            environment, observation, tools = await self._call("reset", self._begun(task, seed), deadline_s)
+            await self._observed(observation, environment, is_plain, tools)
+            has_begun = True
+        finally:
+            self.is_playing = has_begun  # a drain does not wait for an episode that did not begin
 
-    async def _step(self, data: dict[str, Any], environment: AsyncEnvironment) -> None:
+    async def _begun(self, task: Task, seed: int) -> tuple[AsyncEnvironment, Observation, Sequence[ToolSpec]]:
+        """The environment after its reset, what it showed, and its tools."""
+        if self._building is None:
+            self._building = asyncio.ensure_future(_guarded(self._off_loop.call(self._offer.session)))
+        environment = await asyncio.shield(self._building)  # whoever stops waiting leaves it to `_let_go`
+        observation = await environment.reset(task, seed)
+        return environment, observation, await self._off_loop.call(environment.tools)
+
+    async def _step(self, data: dict[str, Any]) -> None:
         is_plain = "key" not in data
         if is_plain:
             message, key, deadline_s = _plain_message(data), f"plain/{self._episodes}/{self._steps}", 0.0
         else:
             asked = _converted(data, StepData)
             message, key, deadline_s = asked.message, asked.key, asked.deadline_s
+        if self._building is None:
+            raise EnvironmentFault(f"{self._hello.environment}: step before reset", transient=False)
+        environment = await self._building
         result = await self._call("step", environment.step(message, key), deadline_s)
         self._steps += 1
         self.is_playing = self.is_playing and not (result.terminated or result.truncated)
@@ -186,7 +207,7 @@ class HostSession:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise _Wrong(Code.VALIDATION_ERROR, f"seed is the number of a task, from 0, not {number!r:.80}")
         try:
-            return await asyncio.to_thread(self._offer.task, number)
+            return await self._call("reset", self._off_loop.call(self._offer.task, number), 0.0)
         except ConfigError as error:
             raise _Wrong(Code.VALIDATION_ERROR, str(error)) from None
 
@@ -209,7 +230,13 @@ class HostSession:
             gone.cancel()
             await asyncio.wait({running, gone}, timeout=_CLOSE_S)
 
-    async def _observed(self, answer: Observation | StepResult, environment: AsyncEnvironment, is_plain: bool) -> None:
+    async def _observed(
+        self,
+        answer: Observation | StepResult,
+        environment: AsyncEnvironment,
+        is_plain: bool,
+        tools: Sequence[ToolSpec] = (),
+    ) -> None:
         answer = msgspec.structs.replace(answer, messages=tuple(well_formed(answer.messages)))
         observation: Any = answer
         reward, done = None, False
@@ -221,7 +248,7 @@ class HostSession:
             observation = {**msgspec.to_builtins(answer), "text": text}
         data: dict[str, Any] = {"observation": observation, "reward": reward, "done": done}
         if isinstance(answer, Observation) and not is_plain:
-            data["tools"] = tuple(environment.tools())
+            data["tools"] = tuple(tools)
         provenance = environment.provenance
         news = news_of(provenance, self._told)
         if news is not None and not is_plain:
@@ -234,12 +261,27 @@ class HostSession:
             raise ValueError(f"an answer of {len(sent)} bytes; at most {MAX_MESSAGE} can be sent")
         await self._connection.send(sent, text=True)
 
-    async def _let_go(self, environment: AsyncEnvironment) -> None:
+    async def _let_go(self) -> None:
+        """Close the environment, or leave that to a task where it is still being built and takes its time."""
+        if self._building is None:
+            return
+        closing = asyncio.ensure_future(self._closed(self._building))
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+        done, _ = await asyncio.wait({closing}, timeout=_CLOSE_S)
+        if not done:
+            _log.warning("session %s is not closed within %g s", self._id, _CLOSE_S)
+
+    async def _closed(self, building: asyncio.Future[AsyncEnvironment]) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_S):
-                await environment.close()
+            await (await building).close()
         except (Exception, SystemExit) as error:
-            _log.warning("session %s is not closed: %s: %s", self._id, type(error).__name__, message_of(error))
+            told = f"{type(error).__name__}: {message_of(error)}"[:_MOST_REPEATED]
+            _log.warning("session %s is not closed: %s", self._id, told)
+
+
+_closing: set[asyncio.Future[None]] = set()
+"""What ends after its session; the event loop alone would forget it."""
 
 
 async def _guarded(call: Coroutine[Any, Any, T]) -> T:

@@ -30,10 +30,11 @@ class HostState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class KnownHost:
-    """One host. `ours` are this pool's sessions and attempts, `others` those of everybody else at `seen_s`."""
+    """One host; `version` is None where it is not known. `ours` are this pool's sessions and attempts, `others` those
+    of everybody else at `seen_s`."""
 
     address: str
-    version: str = ""
+    version: str | None = None
     state: HostState = HostState.UNKNOWN
     capacity: int = 0
     ours: int = 0
@@ -69,12 +70,11 @@ class KnownHost:
         self.failures = min(self.failures + 1, 10)
         self.not_before_s = now + pause_s
         if state is HostState.AWAY:
-            self.version, self.capacity = "", 0
+            self.version, self.capacity = None, 0
 
     def plays(self, wanted: Collection[str], now: float) -> bool | None:
         """Whether it plays one of the versions `wanted` (any where empty), None where that must be asked."""
-        is_believed = self.version and (self.ours > 0 or now - self.seen_s < _BELIEVED_S)
-        if not is_believed:
+        if self.version is None or not (self.ours > 0 or now - self.seen_s < _BELIEVED_S):
             return None
         return not wanted or self.version in wanted
 
@@ -109,6 +109,6 @@ def complaints(hosts: Iterable[KnownHost], wanted: Collection[str]) -> str:
         why = host.why
         if not why:
             is_other = wanted and host.version not in wanted
-            why = f"plays version {host.version}" if is_other else f"all {host.capacity} places are taken"
+            why = f"plays version {host.version or repr('')}" if is_other else f"all {host.capacity} places are taken"
         told.append(why if host.address in why else f"{host.address}: {why}")
     return "; ".join(told[:8]) + (f"; and {len(told) - 8} more" if len(told) > 8 else "")

@@ -1,12 +1,15 @@
 """What a host plays: one environment with its settings, and the tasks of one split for clients that bring none."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from headrace.actors.environments.adapter import AsyncEnvironment, UnbuiltEnvironment, as_async
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.environments.sandboxed import SandboxedEnvironment
+from headrace.actors.frames import described
+from headrace.actors.remote.openenv_kind import OpenEnvElsewhere
 from headrace.actors.targets import is_target, load_target
 from headrace.actors.world_resources import WorldResources
 from headrace.platform.config.sandbox import SandboxConfig
@@ -52,12 +55,24 @@ class Offer:
             probe = self._environment()
         except EnvironmentFault as error:
             raise ConfigError(f"{self.target} cannot be made: {error}") from error
+        if isinstance(probe, OpenEnvElsewhere):
+            raise ConfigError(
+                "openenv stands for servers of their own, and a host of headrace's cannot play it; give a recipe's"
+                " environment their addresses: `pool: {hosts: [ws://HOST:PORT], protocol: openenv}`"
+            )
         self.name, self.version = probe.name, probe.version
 
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """Where whatever may block is to be called."""
+        return self._resources.threads
+
     def session(self) -> AsyncEnvironment:
-        """A fresh session. Never raises: what cannot be built fails in its `reset`."""
+        """A fresh session; may block. Never raises: what cannot be built fails in its `reset`."""
         try:
             return as_async(self._environment(), self._resources.threads)
+        except SystemExit as error:
+            return UnbuiltEnvironment(self.name, EnvironmentFault(described(error), transient=False))
         except Exception as error:  # foreign code: the session tells its client
             return UnbuiltEnvironment(self.name, error)
 

@@ -3,11 +3,14 @@
 A server knows no tasks, keys, statuses or hashes: a task is a seed (and whatever else its `reset` takes), a repeated
 key is answered from a table here, the hash is that of the observation. `reward` is an outcome component of the step
 that brought it; `done` is the end. Snapshots are not offered. An action that the server refuses as invalid is the
-model's mistake where the model chose its fields, and the recipe's where it did not.
+model's mistake where the model chose its fields, and the recipe's where it did not. A `reward` or `done` of another
+type is the environment's fault.
 """
 
 import asyncio
+import http.client
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -37,9 +40,10 @@ from headrace.platform.records.status import RewardKind, Role, Status
 
 # A server does not say how many sessions it plays at once; it refuses the others.
 _PLACES = 64
-_BELIEVED_S = 10.0
 _MOST_PAGE = 2**20
+_MOST_TOLD = 4000
 _FORM_ERRORS = ("missing", "extra_forbidden")
+_FIELDS: dict[str, Any] = {"observation": None, "reward": None, "done": False}
 
 
 class ToolForm(StrictModel):
@@ -178,24 +182,30 @@ class OpenEnvSession(PooledSession):
         if said.type != "error" or said.data.get("code") != Code.VALIDATION_ERROR:
             raise_error(said, place.link.address)
         errors = said.data.get("errors") or []
-        told = "; ".join(f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg', '')}" for each in errors)
-        if call is None and any(each.get("type") in _FORM_ERRORS for each in errors):
+        errors = errors if isinstance(errors, list) else [errors]
+        told = "; ".join(map(_told, errors))[:_MOST_TOLD]
+        kinds = [each.get("type") for each in errors if isinstance(each, dict)]
+        if call is None and any(kind in _FORM_ERRORS for kind in kinds):
             raise EnvironmentFault(f"the recipe's action_field or action does not fit: {told}", transient=False)
-        return told or str(said.data.get("message", "invalid"))
+        return told or str(said.data.get("message", "invalid"))[:_MOST_TOLD]
 
     def _parts(self, said: Said, place: Place) -> tuple[dict[str, Any], float | None, bool]:
-        """Observation, reward and done. Raises HostAway for another form."""
-        shown, reward = said.data.get("observation"), said.data.get("reward")
-        if not isinstance(shown, dict) or not isinstance(reward, int | float | None):
+        """Observation, reward and done. Raises HostAway for what is no observation, EnvironmentFault for its fields."""
+        shown, reward, done = (said.data.get(name, default) for name, default in _FIELDS.items())
+        if not isinstance(shown, dict):
             raise HostAway(f"{place.link.address} speaks otherwise: an observation without its fields")
-        return shown, None if reward is None else float(reward), bool(said.data.get("done"))
+        if not isinstance(done, bool):  # the text "false" is no end
+            raise EnvironmentFault(f"{self.name}: done is {done!r:.80}; expected true or false", transient=False)
+        if reward is not None and not _is_number(reward):
+            raise EnvironmentFault(f"{self.name}: reward is {reward!r:.80}; expected a finite number", transient=False)
+        return shown, None if reward is None else float(reward), done
 
     def _text(self, shown: Mapping[str, Any]) -> str:
         field = self._form.observation_field
         if not field:
             return json.dumps(shown, ensure_ascii=False)
         if field not in shown:
-            known = ", ".join(shown)
+            known = ", ".join(shown)[:_MOST_TOLD]
             raise EnvironmentFault(f"the recipe's observation_field {field!r} is not among {known}", transient=False)
         value = shown[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -207,19 +217,22 @@ class OpenEnvSession(PooledSession):
 
 
 class Greeter:
-    """Makes a `Hello` for a server that knows none: name and version are on its page `/metadata`."""
+    """Makes a `Hello` for a server that knows none: name and version are on its page `/metadata`.
+
+    It is read for each connection, after that is open: a server that comes back at the same address in another version
+    has dropped the connections of the old one, so a connection that still answers belongs to what was read (P17).
+    """
 
     def __init__(self, environment: str, token: str, version: str) -> None:
         self._environment, self._token, self._version = environment, token, version
-        self._known: dict[str, tuple[float, str]] = {}
 
     async def __call__(self, link: Link, seconds: float) -> Hello:
         """Who is at the other end of `link`. Raises HostAway."""
-        now = asyncio.get_running_loop().time()
-        read, version = self._known.get(link.address, (float("-inf"), ""))
-        if now - read > _BELIEVED_S:
-            version = await asyncio.to_thread(self._read, link.address, seconds)
-            self._known[link.address] = (now, version)
+        try:
+            async with asyncio.timeout(seconds):
+                version = await asyncio.to_thread(self._read, link.address, seconds)
+        except TimeoutError:
+            raise HostAway(f"{link.address} did not say what it plays within {seconds:.3g} s") from None
         return Hello(environment=self._environment, version=version, capacity=_PLACES)
 
     def _read(self, address: str, seconds: float) -> str:
@@ -231,14 +244,31 @@ class Greeter:
                 said = msgspec.json.decode(page.read(_MOST_PAGE))
         except urllib.error.HTTPError:
             said = None  # it plays, and does not say what
-        except (OSError, msgspec.DecodeError) as error:
-            raise HostAway(f"{address} does not say what it plays: {error}") from None
+        except (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            raise HostAway(f"{address} does not say what it plays: {error!s:.200}") from None
         version = said.get("version") if isinstance(said, dict) else None
-        return str(version or self._version or "unknown")
+        return str(version if isinstance(version, str | int | float) and version else self._version or "unknown")
 
 
 def _answer(call: ToolCall | None, text: str) -> Message:
     return Message(Role.USER, text) if call is None else Message(Role.TOOL, text, tool_call_id=call.call_id)
+
+
+def _told(error: Any) -> str:
+    """One of a server's complaints about an action, of whatever form."""
+    if not isinstance(error, dict):
+        return str(error)
+    place = error.get("loc", ())
+    place = ".".join(map(str, place)) if isinstance(place, list | tuple) else str(place)
+    return f"{place}: {error.get('msg', '')}"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a server may send it as a reward: OpenEnv has whole numbers, true and false among them."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _hash(said: Said) -> HashPair:

@@ -21,7 +21,7 @@ from headrace.actors.remote.known_hosts import HostState, KnownHost, choose, com
 from headrace.actors.remote.link import Link, open_link
 from headrace.actors.remote.protocol import PROTOCOL, Code, Hello
 from headrace.actors.remote.registry_file import read_registry
-from headrace.platform.config.pools import PoolConfig
+from headrace.platform.config.pools import PoolConfig, wrong_address
 from headrace.platform.errors import ConfigError, DeadlineExceeded, HostAway
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class EnvironmentPool:
     def hosts(self) -> Sequence[HostStatus]:
         """What is known of each host."""
         return [
-            HostStatus(address=each.address, version=each.version, state=each.state, sessions=each.ours)
+            HostStatus(address=each.address, version=each.version or "", state=each.state, sessions=each.ours)
             for each in self._known.values()
         ]
 
@@ -104,7 +104,7 @@ class EnvironmentPool:
         pause_s, began = _PAUSE_S[0], loop.time()
         while True:
             await self._look()
-            wanted = (group.version,) if group.version else self._config.versions
+            wanted = self._config.versions if group.version is None else (group.version,)
             now, hosts = loop.time(), list(self._known.values())
             if now >= ends and now > began:
                 raise self._nowhere(f"no host took a session within {now - began:.3g} s", wanted)
@@ -112,7 +112,7 @@ class EnvironmentPool:
             if host is not None:
                 if (place := await self._tried(host, group, ends - now)) is not None:
                     return place
-            elif group.version and is_played_nowhere(hosts, group.version, now):
+            elif group.version is not None and is_played_nowhere(hosts, group.version, now):
                 raise self._nowhere(f"the group is played in version {group.version}, and no host has it", wanted)
             else:
                 await asyncio.sleep(min(pause_s, max(ends - now, 0)))
@@ -230,11 +230,15 @@ class _Registry:
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
             if stamp == self._stamp:
                 return None
-            addresses = [each for each in read_registry(self._file) if each.startswith(("ws://", "wss://"))]
+            addresses = read_registry(self._file)
         except (OSError, ConfigError) as error:  # what was known last still holds
             if self.problem != str(error):
                 _log.warning("the registry cannot be read: %s", error)
             self.problem = str(error)
             return None
-        self._stamp, self.problem = stamp, ""
-        return addresses
+        wrong = list(filter(None, map(wrong_address, addresses)))
+        problem = f"{len(wrong)} of its addresses cannot be used: {wrong[0]}" if wrong else ""
+        if problem and problem != self.problem:
+            _log.warning("%s: %s", self._file, problem)
+        self._stamp, self.problem = stamp, problem
+        return [each for each in addresses if not wrong_address(each)]

@@ -33,14 +33,15 @@ from headrace.platform.errors import (
     SandboxDied,
 )
 from headrace.platform.records.episode import Provenance
-from headrace.platform.records.message import Message, Task, ToolSpec
+from headrace.platform.records.message import Message, Task
 from headrace.platform.records.status import FaultOwner
 
 PROTOCOL = 1
 """The number that both sides name in the handshake; others are refused."""
 MAX_MESSAGE = 32 * 2**20
 """Bytes of one message, either way."""
-_MOST_TEXT = 4000
+MOST_TEXT = 4000
+"""Characters of an error that travel."""
 
 
 class Code(StrEnum):
@@ -78,7 +79,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     capacity: int = 1
     sessions: int = 0
-    tools: tuple[ToolSpec, ...] = ()
 
 
 class Said(msgspec.Struct):
@@ -158,7 +158,7 @@ def fault_of(error: BaseException) -> Fault:
         kind=kind,
         transient=transient,
         owner=FaultOwner.INFRASTRUCTURE if infrastructure else FaultOwner.ENVIRONMENT,
-        text=well_formed_text(_text(error))[:_MOST_TEXT],
+        text=well_formed_text(_text(error))[:MOST_TEXT],
     )
 
 

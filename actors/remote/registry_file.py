@@ -4,6 +4,7 @@ Writers take turns by a lock beside the file and replace it as a whole, so that 
 that is killed leaves its address behind; pools find out and avoid it.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,11 @@ def read_registry(file: Path) -> list[str]:
     return list(dict.fromkeys(value))
 
 
+def check_registry(file: Path) -> None:
+    """Make sure that hosts can write themselves into it; makes the file if need be. Raises OSError and ConfigError."""
+    _change(file, lambda known: known)
+
+
 def join_registry(file: Path, address: str) -> None:
     """Add an address; makes the file if need be. Raises OSError and ConfigError."""
     _change(file, lambda known: [*(each for each in known if each != address), address])
@@ -36,6 +42,8 @@ def leave_registry(file: Path, address: str) -> None:
 
 
 def _change(file: Path, change: Callable[[list[str]], list[str]]) -> None:
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,7 +15,6 @@ from headrace.actors.environments.cassette import load_cassette
 from headrace.actors.plan import EpisodePlan
 from headrace.actors.recorder import Recorder, as_step_message
 from headrace.actors.replaying.execution import Execution, Limits, actions_of
-from headrace.actors.replaying.report import Difference
 from headrace.actors.text import well_formed
 from headrace.platform.contracts import Renderer
 from headrace.platform.errors import CannotBranch, ConfigError, NotFound
@@ -97,14 +96,14 @@ async def _taken_up(
         parent, environment, lambda step: f"{recorder.episode_id}/{BRANCH}/{step - 1}", deadline, limits, cassette
     )
     observation = await execution.reset()
-    _check(execution.differences)
+    _check(execution)
     context = Context(renderer, environment.tools())
     messages = list(well_formed(observation.messages)) if observation is not None else []
     said = [_as_recorded(messages, parent.turns[0])]
     results: dict[int, StepResult] = {}
     for action in execution.actions[: prefix.step]:
         result = await execution.step(action)
-        _check(execution.differences)
+        _check(execution)
         said.append([as_step_message(action.turn)])
         if action.answer is not None:
             answers = list(well_formed(result.messages)) if result is not None else []
@@ -114,13 +113,16 @@ async def _taken_up(
     if cassette is not None:
         cassette.release()
     turns = parent.turns[: prefix.length]
+    recorder.offered(context.tools)
     recorder.take_up(turns, [view for view in parent.views if view.turn < prefix.length], results)
     context.take_up([message for messages in said for message in messages], turns)
     return context
 
 
-def _check(differences: list[Difference]) -> None:
-    for found in differences:
+def _check(execution: Execution) -> None:
+    if execution.interrupted:
+        raise CannotBranch(f"the world broke, and may not another time: {execution.interrupted}")
+    for found in execution.differences:
         if found.is_divergence:
             shown = "".join(f"\n    {line}" for line in found.diff)
             raise CannotBranch(f"the world diverges at step {found.step}: {found.what} is not as recorded{shown}")

@@ -2,10 +2,13 @@
 
 The policy is not asked: its recorded messages are. The world is, and each of its answers is compared by canonical
 hash; where only the raw hash differs, something accidental did (a time, a path), which is listed but no divergence.
-Owns the comparison and its deadlines; who closes the world, and what a difference means, is the caller's.
+A world that breaks where the recorded one did not has diverged, unless a fresh one may not break there: that is an
+interruption, and no claim about the world. Owns the comparison and its deadlines; who closes the world, and what a
+difference means, is the caller's.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +17,14 @@ from headrace.actors.deadline import Deadline
 from headrace.actors.endings import ending_of
 from headrace.actors.environments.adapter import AsyncEnvironment
 from headrace.actors.environments.cassette import Cassette
-from headrace.actors.recorder import as_step_message, joined_text
+from headrace.actors.recorder import as_step_message, joined_text, tools_digest
 from headrace.actors.replaying.report import Difference, difference_of_texts, small_diff
 from headrace.actors.text import well_formed
-from headrace.platform.errors import ExternalDivergence, NotFound
+from headrace.platform.errors import EnvironmentFault, ExternalDivergence, HostAway, InfrastructureFault, NotFound
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.message import HashPair, Message, Observation, RewardComponent, StepResult
-from headrace.platform.records.status import ActionKind, Role, StopReason
+from headrace.platform.records.status import ActionKind, FaultOwner, Role, StopReason
 from headrace.platform.records.tables import RewardRow
 from headrace.platform.records.turn import Turn
 
@@ -69,7 +72,8 @@ class Execution:
         key_of: the key of a step, in a branch of its own (P26), so that a world that remembers keys acts again.
         deadline: of the present task.
         cassette: of `environment`, already loaded; None where it has none.
-        rewards: of the episode; None where they are not compared.
+        rewards: of the episode; None where they are not compared. Those of an episode that ended by a fault never are,
+            for they were dropped.
     """
 
     def __init__(
@@ -87,12 +91,17 @@ class Execution:
         self.differences: list[Difference] = []
         self.ended = False
         """The world has ended the episode, or broke: it can be asked no more."""
+        self.interrupted = ""
+        """At which step it broke by what a fresh one may not, and how."""
+        self.nowhere = False
+        """No host took the session."""
         self._environment = environment
         self._key_of = key_of
         self._deadline = deadline
         self._limits = limits
         self._cassette = cassette
-        self._rewards = None if rewards is None else _by_turn(rewards)
+        is_compared = rewards is not None and episode.fault_owner is FaultOwner.NONE
+        self._rewards = _by_turn(rewards or ()) if is_compared else None
 
     async def reset(self) -> Observation | None:
         """Begin; None where the world broke.
@@ -107,13 +116,16 @@ class Execution:
         try:
             with self._deadline:
                 observation = await world.reset(episode.task, episode.seed)
+            offered = tools_digest(world.tools())
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # the world's boundary
-            if not world.version:
+            if not world.version and not isinstance(error, InfrastructureFault | TimeoutError | asyncio.CancelledError):
                 raise NotFound(f"{episode.episode_id} cannot be played here: {_told(error)}") from error
             self._broke(0, error)
             return None
         check_same_world(episode, world)
         check_same_image(episode, world)
+        if (recorded := episode.digests.tool_schemas) and recorded != offered:
+            self._compare_hashes(0, "tools", HashPair(recorded, recorded), HashPair(offered, offered))
         opening = episode.turns[0]
         self._compare_said(0, opening.observation_hash, opening.content, observation.messages)
         self._compare_hashes(0, "state", opening.state_hash, observation.state_hash)
@@ -129,6 +141,9 @@ class Execution:
         try:
             with self._deadline:
                 result = await self._environment.step(as_step_message(turn), self._key_of(number))
+            if result.status.is_error:
+                told = f"{self._environment.name} answered {result.status}"
+                raise EnvironmentFault(told, result.status.is_retryable)
             ending = ending_of(result)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # the same boundary
             self._broke(number, error)
@@ -166,9 +181,14 @@ class Execution:
             self.differences.append(Difference(step=step, what=what, recorded=recorded, replayed=replayed))
 
     def _compare_outside(self, step: int) -> None:
-        """What was asked of services outside the world, unless whatever is missing may be asked for."""
+        """What was asked of services outside the world, unless whatever is missing may be asked for. A request that
+        only something accidental tells from the recorded one is a raw difference."""
         cassette = self._cassette
-        if cassette is None or cassette.live:
+        if cassette is None:
+            return
+        for recorded, asked in cassette.accidental.get(step, ()):
+            self._differ(step, "external", recorded, asked)
+        if cassette.live:
             return
         unused, unknown = cassette.unused(), cassette.unknown()
         if unused or unknown:
@@ -178,7 +198,7 @@ class Execution:
         self.differences.append(difference_of_texts(step, what, recorded, replayed))
 
     def _broke(self, step: int, error: BaseException) -> None:
-        """The recorded world did not break here."""
+        """The recorded world did not break here. What a fresh world may not meet is no divergence."""
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise error
@@ -187,6 +207,9 @@ class Execution:
         unknown = cassette.unknown() if cassette is not None and not cassette.live else []
         if unknown or isinstance(error, ExternalDivergence):
             self._differ(step, "external", "", "\n".join(unknown) or _told(error))
+        elif _is_transient(error):
+            self.interrupted = f"step {step}: {_told(error)}"
+            self.nowhere = step == 0 and isinstance(error, HostAway) and not self._environment.provenance.pool
         else:
             self._differ(step, "fault", "", _told(error))
 
@@ -220,7 +243,19 @@ def _by_turn(rewards: Sequence[RewardRow]) -> Mapping[int, str]:
 
 
 def _said_of(components: Sequence[RewardComponent]) -> str:
-    return "\n".join(f"{each.kind} {each.value if each.valid else 'invalid'}" for each in components)
+    """By kind: where a world gives several of one kind at a step, the table of rewards keeps the last."""
+    last = {each.kind: each for each in components}
+    lines = [f"{kind} {each.value if _is_valid(each) else 'invalid'}" for kind, each in last.items()]
+    return "\n".join(sorted(lines))
+
+
+def _is_valid(component: RewardComponent) -> bool:
+    return component.valid and math.isfinite(component.value)
+
+
+def _is_transient(error: BaseException) -> bool:
+    """A fresh world may not meet it: what `classify` calls transient when an episode is played."""
+    return isinstance(error, TimeoutError) or (isinstance(error, EnvironmentFault) and error.transient)
 
 
 def _told(error: BaseException) -> str:

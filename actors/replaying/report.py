@@ -14,9 +14,10 @@ _WIDTH = 160
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Something that did not come out as recorded. `step` 0 is the reset, step n the n-th turn of the policy.
 
-    `what` is "observation", "state", "status", "end", "reward", "external" (what was asked of services outside) or
-    "fault". `diff` shows the texts, where they are known, as some lines of a unified diff; a state is known by its
-    hash alone.
+    `what` is "tools" (what the world offers), "observation", "state", "status", "end", "reward", "external" (what was
+    asked of services outside), "fault", or "grader" (its version, or what it gives the recorded episode now). `diff`
+    shows the texts, where they are known, as some lines of a unified diff; tools and a state are known by their hashes
+    alone.
     """
 
     step: int
@@ -37,6 +38,9 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     `from_record` is empty, or how the episode ended where no world can be asked about it: by a fault, a kill, a
     time-out. Then all before is what was compared. `fidelity_gap` counts the answers of services outside the world
     that came from the cassette, at `fidelity_steps`; `live_calls` those that were asked for anew.
+
+    `interrupted` is empty, or what kept the replay from its end that says nothing about the world: a host or a sandbox
+    that is gone, say. Then nothing is claimed. `nowhere`: no host took the session at all.
     """
 
     episode_id: str
@@ -47,11 +51,13 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     fidelity_gap: int = 0
     fidelity_steps: tuple[int, ...] = ()
     live_calls: int = 0
+    interrupted: str = ""
+    nowhere: bool = False
 
     @property
     def equal(self) -> bool:
-        """Every canonical hash is as recorded."""
-        return self.first_divergence is None
+        """It was played to its end, and every canonical hash is as recorded."""
+        return self.first_divergence is None and not self.interrupted
 
 
 def difference_of_texts(step: int, what: str, recorded: str, replayed: str) -> Difference:

@@ -40,7 +40,8 @@ def replay(
 ) -> None:
     """Run stored episodes again in their environments and say where each first differs, or that none does.
 
-    The recorded actions are given to a fresh environment under the recorded seed; every canonical hash is compared.
+    The recorded actions are given to a fresh environment under the recorded seed; every canonical hash is compared, and
+    what the environment itself rewarded.
     With --branch, the run's policy goes on from that step, and the new episode is stored with purpose `replay`. Exit
     code 1 means that an episode diverged, or could not be compared.
     """
@@ -66,14 +67,32 @@ def replay(
 
 def _replayed(root: "RunRoot", names: list[str], limit: int | None, live: bool, alone: bool) -> "Tally":
     from headrace.deploy.replaying import chosen_episodes, replay_all, run_config
-    from headrace.platform.errors import NotFound
+    from headrace.platform.errors import NotFound, RunFailed
+    from headrace.platform.store.tables import RewardTable
 
     config = run_config(root)
-    episodes = chosen_episodes(root, names, limit)
-    tally = asyncio.run(replay_all(episodes, config.environments, config.seed, live=live, keep_all=alone))
+    tally = asyncio.run(
+        replay_all(
+            chosen_episodes(root, names, limit),
+            config.environments,
+            config.seed,
+            live=live,
+            rewards=RewardTable(root.url).by_episode(),
+            keep_all=alone,
+            news=None if alone else _tell_progress,
+        )
+    )
+    if tally.stopped:
+        compared = tally.episodes - tally.not_compared
+        raise RunFailed(f"the replay was given up after {compared} compared episodes: {tally.stopped}")
     if alone and tally.refused:  # of one, the refusal is the answer
         raise NotFound(next(iter(tally.refused.values())))
     return tally
+
+
+def _tell_progress(tally: "Tally") -> None:
+    told = f"{tally.episodes} episodes replayed, {tally.diverged} diverged, {tally.not_compared} not compared"
+    typer.echo(told, err=True)
 
 
 def _tell_one(tally: "Tally", as_json: bool) -> None:
@@ -94,15 +113,20 @@ def _tell_all(run: str, tally: "Tally", as_json: bool) -> None:
         return
     for report in tally.reports[:_LISTED]:
         _print(report)
-    for episode_id, reason in list(tally.refused.items())[:_LISTED]:
+    refused, interrupted = list(tally.refused.items())[:_LISTED], list(tally.interrupted.items())[:_LISTED]
+    for episode_id, reason in refused:
         typer.echo(f"{episode_id}: not compared: {reason}")
-    left = tally.diverged - len(tally.reports[:_LISTED]) + tally.refusals - len(list(tally.refused)[:_LISTED])
+    for episode_id, reason in interrupted:
+        typer.echo(f"{episode_id}: not compared, as it was interrupted twice: {reason}")
+    shown = len(tally.reports[:_LISTED]) + len(refused) + len(interrupted)
+    left = tally.diverged + tally.not_compared - shown
     if left:
         typer.echo(f"... and {left} more; --json lists them, or name the episodes")
-    equal = tally.episodes - tally.diverged - tally.refusals
+    equal = tally.episodes - tally.diverged - tally.not_compared
     notes = [
         f"{tally.diverged} diverged" if tally.diverged else "",
         f"{tally.refusals} not compared" if tally.refusals else "",
+        f"{tally.interruptions} interrupted, which says nothing of them" if tally.interruptions else "",
         f"{tally.from_record} ended from the record" if tally.from_record else "",
         f"{tally.accidental} differ in raw hashes only" if tally.accidental else "",
         f"fidelity gap {tally.fidelity_gap}: so many answers came from the cassette" if tally.fidelity_gap else "",
@@ -118,6 +142,8 @@ def _print(report: "ReplayReport") -> None:
     """A report for people."""
     if report.equal:
         typer.echo(f"{report.episode_id}: {report.steps} steps, no hash differs")
+    elif report.interrupted:
+        typer.echo(f"{report.episode_id}: not compared, as it was interrupted twice: {report.interrupted}")
     else:
         typer.echo(f"{report.episode_id}: first divergence at step {report.first_divergence} of {report.steps}")
     for found in report.differences:

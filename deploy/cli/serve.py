@@ -5,10 +5,12 @@ grace period, the rest is cancelled for a new attempt elsewhere. A second one ca
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +56,7 @@ def serve(
     from headrace.actors.remote.host import HostSettings
     from headrace.actors.remote.host_session import SessionLimits
     from headrace.actors.remote.offer import Offer
+    from headrace.actors.remote.registry_file import check_registry
 
     settings = HostSettings(
         host=host,
@@ -66,6 +69,9 @@ def serve(
     settings.check()
     offer = Offer(target, json_object("--args", args), sandbox_config(sandbox), split, seed)
     listed = Path(registry).resolve() if registry else None
+    if listed is not None:
+        with _registry_errors(listed):
+            check_registry(listed)
     code = asyncio.run(_host(offer, settings, listed, advertise, grace, as_json))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -96,19 +102,35 @@ async def _host(
     address = _address(settings.host, host.port, advertise)
     try:
         if registry is not None:
-            await asyncio.to_thread(join_registry, registry, address)
+            with _registry_errors(registry):
+                await asyncio.to_thread(join_registry, registry, address)
         _say_ready(address, offer, settings, as_json)
         await stop.wait()
     finally:
         host.begin_drain()
         if registry is not None:
-            await asyncio.to_thread(leave_registry, registry, address)
+            try:
+                with _registry_errors(registry):
+                    await asyncio.to_thread(leave_registry, registry, address)
+            except ConfigError as error:  # its clients find out by themselves
+                typer.echo(f"{address} stays in the registry: {error}", err=True)
     await _drained(host, grace_s, hurry)
     if as_json:
         answer_json({"address": address, "sessions": host.played, "cancelled": host.cancelled})
     else:
         typer.echo(f"drained: {host.played} sessions were played, {host.cancelled} of them cancelled")
     return _INTERRUPTED if signals[0] == signal.SIGINT else 0
+
+
+@contextlib.contextmanager
+def _registry_errors(registry: Path) -> Iterator[None]:
+    """Says which file could not be read or written. Raises ConfigError."""
+    from headrace.platform.errors import ConfigError
+
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--registry {registry} cannot be written: {error.strerror or error}") from None
 
 
 async def _drained(host: "EnvironmentHost", grace_s: float, hurry: asyncio.Event) -> None:

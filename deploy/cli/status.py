@@ -31,8 +31,9 @@ def _shown(facts: dict[str, Any]) -> str:
         doing = f"waiting for {part['waiting_for']}" if part["waiting_for"] else part["state"]
         gone = f"; not heard of for {part['silent_s']:.0f} s: gone or stuck" if part["silent"] else ""
         lines.append(f"  {part['part']:<{width}}  {doing}, for {part['for_s']:.0f} s{gone}")
-        if ledger := part["detail"].get("ledger"):
-            lines.append(f"  {'':<{width}}  {ledger}")
+        for told in ("ledger", "hosts"):
+            if text := part["detail"].get(told):
+                lines.append(f"  {'':<{width}}  {text}")
     if facts["queue"]:
         lines.append("  queue: " + ", ".join(f"{count} groups {state}" for state, count in facts["queue"].items()))
     lines += [f"  {event['shown']}" for event in facts["events"]]

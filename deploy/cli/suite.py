@@ -27,7 +27,7 @@ def freeze(
     Half of them, or less, cover each kind of ending in each environment; the others are drawn from the newest version
     that was evaluated, and a policy is compared on them. All must replay equal now.
     """
-    from headrace.deploy.suites import check_out
+    from headrace.deploy.suites import check_out, nothing_to_compare
     from headrace.deploy.suites import freeze as carry_out
     from headrace.platform.store.run_root import RunRoot
 
@@ -35,6 +35,7 @@ def freeze(
     frozen = asyncio.run(carry_out(RunRoot.find(runs_dir, run), out, episodes, seed))
     header = frozen.header
     compared = sum(each.compared for each in frozen.episodes)
+    useless = nothing_to_compare(frozen)
     if as_json:
         answer_json(
             {
@@ -42,6 +43,7 @@ def freeze(
                 "run": header.run,
                 "episodes": len(frozen.episodes),
                 "compared": compared,
+                "not_comparable": useless,
                 "version": header.version,
                 "success": header.success,
                 "endings": header.endings,
@@ -51,6 +53,9 @@ def freeze(
     typer.echo(f"{out}: {len(frozen.episodes)} episodes of {header.run}, all replay equal")
     for ending, count in sorted(header.endings.items()):
         typer.echo(f"  {count:4}  {ending}")
+    if useless:
+        typer.echo(f"No policy can be compared on this suite: {useless}")
+        return
     success = "without a score" if header.success is None else f"success {header.success:.3f}"
     played = "several versions" if header.version is None else f"version {header.version}"
     typer.echo(f"{compared} of them, played by {played}, are what a policy is compared on: {success}")
@@ -68,9 +73,9 @@ def run(
 
     Try: headrace suite run suite.msgpack --run RUN
 
-    Exit code 1 means that the world changed, or that the model is significantly worse.
+    Exit code 1 means that the world changed or could not be tried, or that the model is significantly worse.
     """
-    from headrace.deploy.suites import check_world, play_model, read_suite, verdict
+    from headrace.deploy.suites import check_world, nothing_to_compare, play_model, read_suite, verdict
     from headrace.platform.errors import ConfigError
     from headrace.platform.store.run_root import RunRoot
 
@@ -78,12 +83,16 @@ def run(
         raise ConfigError("--version belongs to a run; give --run too")
     frozen = read_suite(file)
     root = RunRoot.find(runs_dir, run) if run else None
+    if root is not None and (why := nothing_to_compare(frozen)):
+        raise ConfigError(f"{file}: {why}; leave out --run to look at the world alone")
     tally = asyncio.run(check_world(frozen))
-    comparison = asyncio.run(play_model(frozen, root, version or "latest")) if root is not None else None
+    comparison = None
+    if root is not None and not tally.stopped:
+        comparison = asyncio.run(play_model(frozen, root, version or "latest"))
     facts = verdict(frozen, tally, comparison)
     if as_json:
         answer_json(facts)
     else:
         typer.echo(facts["verdict"])
-    if facts["world"] == "changed" or facts["model"] == "worse":
+    if facts["world"] != "same" or facts["model"] == "worse":
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """Environments that other processes host: `headrace env serve`, or any server of the OpenEnv protocol."""
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,6 +44,21 @@ class PoolConfig(StrictModel):
         if bool(self.hosts) == bool(self.source):
             raise ValueError("name either hosts, such as ws://127.0.0.1:8700, or a registry file as source")
         for host in self.hosts:
-            if not host.startswith(("ws://", "wss://")):
-                raise ValueError(f"a host is an address such as ws://127.0.0.1:8700, not {host!r}")
+            if wrong := wrong_address(host):
+                raise ValueError(wrong)
         return self
+
+
+def wrong_address(address: str) -> str:
+    """What is wrong with the address of a host, empty where nothing is. It never repeats what may be a secret."""
+    if "@" in address or "?" in address or "#" in address:  # recipes and episodes are stored, addresses with them
+        return "an address has neither user nor query, such as ws://127.0.0.1:8700; give what hosts ask for as `token`"
+    told = f"a host is an address such as ws://127.0.0.1:8700, not {address!r:.80}"
+    if not address.startswith(("ws://", "wss://")):
+        return told
+    try:
+        url = urlsplit(address)
+        is_right = bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_right = False
+    return "" if is_right else told

@@ -77,23 +77,24 @@ class Obedient(ReplayedEnvironment):
 
 
 class ObedientOffer:
-    """An `Offer` of the class above. `closed` has every session that was closed."""
+    """An `Offer` of the class above. `made` is how many sessions there were, `closed` has those that were closed."""
 
     name, target, description = "obedient", "kit.py:Obedient", "Obeys."
 
     def __init__(self, version="1"):
         self.version = version
-        self.closed = []
-        self._threads = ThreadPoolExecutor(4)
+        self.made, self.closed = 0, []
+        self.threads = ThreadPoolExecutor(4)
 
     def session(self):
-        return as_async(Obedient(self.version, self.closed), self._threads)
+        self.made += 1
+        return as_async(Obedient(self.version, self.closed), self.threads)
 
     def task(self, number):
         return Task(f"t-{number}", "obedient", data={"word": "go"}), number
 
     async def close(self):
-        self._threads.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """What a world asks of services outside it: recorded, answered again, and never asked again in silence."""
 
 import asyncio
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ from episode_kit import DONE, World, char_call, make_plan, play, says
 
 from headrace.actors.environments.adapter import as_async
 from headrace.actors.environments.base import ReplayedEnvironment
-from headrace.actors.environments.cassette import load_cassette
+from headrace.actors.environments.cassette import Cassette, load_cassette
 from headrace.actors.replay import replay_episode
 from headrace.platform.errors import EnvironmentFault, ExternalDivergence, NotFound
 from headrace.platform.hashing import hash_value
@@ -127,6 +128,33 @@ async def test_an_accident_in_a_request_is_the_same_request():
     episode = await recorded(Timed(Service(), ask="03:04:05"))
     report = await replay_episode(episode, Timed(Service(), ask="23:59:59"))
     assert (report.equal, report.fidelity_gap) == (True, 3)
+    assert [(each.step, each.what, each.is_divergence) for each in report.differences] == [
+        (1, "external", False),
+        (2, "external", False),
+    ]
+    assert report.differences[0].diff[-2:] == ('-{"since":"03:04:05"}', '+{"since":"23:59:59"}')
+    again = await replay_episode(episode, Timed(Service(), ask="03:04:05"))
+    assert (again.equal, again.differences) == (True, ())
+
+
+@pytest.mark.parametrize("one", ["/tmp/a.txt", "pid 12", "08:00:00", "0.5 s"])
+def test_requests_that_only_something_accidental_tells_apart_get_their_own_answers_in_any_order(one):
+    other = {"/tmp/a.txt": "/tmp/b.txt", "pid 12": "pid 99", "08:00:00": "20:00:00", "0.5 s": "90.0 s"}[one]
+    asked = [{"what": one}, {"what": other}]
+    cassette = Cassette({"1": [{"request": request, "response": request["what"]} for request in asked]})
+    for order in (asked, asked[::-1]):
+        cassette.begin(1)
+        assert [cassette.find(request) for request in order] == [(True, request["what"]) for request in order]
+        assert (cassette.unused(), cassette.unknown(), cassette.accidental) == ([], [], {})
+
+
+def test_a_second_try_of_a_step_and_a_copy_know_their_own_accidents():
+    cassette = Cassette({"1": [{"request": "at 01:02:03", "response": 1}]})
+    cassette.begin(1)
+    assert cassette.find("at 04:05:06") == (True, 1)
+    twin = copy.copy(cassette)
+    cassette.begin(1)
+    assert (cassette.accidental, twin.accidental) == ({}, {1: [('"at 01:02:03"', '"at 04:05:06"')]})
 
 
 async def test_a_world_without_a_cassette_cannot_replay_what_was_answered():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 import urllib.error
 import urllib.request
 
@@ -80,7 +81,7 @@ async def test_the_image_digest_is_part_of_the_handshake():
         async with plain(host) as ask:
             said = await ask("hello", {})
             assert (said.data["image_digest"], said.data["version"], said.data["protocol"]) == ("sha256:abc", "1", 1)
-            assert (said.data["capacity"], said.data["sessions"], said.data["tools"]) == (64, 2, [])
+            assert (said.data["capacity"], said.data["sessions"]) == (64, 2)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,8 @@ async def test_cancelled_at_any_await_nothing_leaks():  # case X4
         assert turns > 10
         assert [each.sessions for each in pool.hosts()] == [0]
         await until(lambda: not host.sessions)
-        assert len(offer.closed) == host.played
+        await until(lambda: len(offer.closed) == offer.made)
+        assert offer.made > 10
 
 
 async def test_more_than_it_can_take_are_refused_by_name():
@@ -252,6 +254,48 @@ async def test_a_broken_message_concerns_its_session_only():
             await rude.send("x" * (33 * 2**20))
             await rude.recv()
         assert (await remote.step(say("a"), "k")).metadata["echo"] == "a"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"type": "\\" * 2**22},
+        {"type": "step", "data": {"x" * 2**20: 1}},
+        {"type": "reset", "data": {"seed": "x" * 2**20}},
+        {"type": "reset", "data": {"task": {"task_id": "t", "environment": "e", "split": ["x" * 2**20]}, "seed": 1}},
+        {"type": "step", "data": {"message": {"role": "x" * 2**20}, "key": "k"}},
+    ],
+    ids=["type", "field", "seed", "task", "role"],
+)
+async def test_little_of_a_hostile_message_is_repeated(data, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with hosting() as host, session_at(host) as other, plain(host) as ask:
+        await other.reset(TASK, 1)
+        await ask.connection.send(encode(data), text=True)
+        told = await ask.connection.recv()
+        assert decode(told).type == "error"
+        assert len(told) < 1000
+        assert (await ask("state")).type == "state"  # the session goes on
+        assert (await other.step(say("a"), "k")).metadata["echo"] == "a"
+    assert sum(len(each.getMessage()) + len(each.exc_text or "") for each in caplog.records) < 5000
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+async def test_a_path_that_is_none_is_refused_quietly(caplog):
+    async with hosting() as host:
+        for path, code in (("//[", b"400"), ("/" + "x" * 5000, b"404")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+            lines = f"GET {path} HTTP/1.1", "Host: h", "Connection: Upgrade", "Upgrade: websocket"
+            more = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version: 13", "", ""
+            writer.write("\r\n".join([*lines, *more]).encode())
+            try:
+                answer = await asyncio.wait_for(reader.readuntil(b"}"), 5.0)
+                assert answer.split()[1] == code
+                assert len(answer) < 500
+            finally:
+                writer.close()
+                await writer.wait_closed()
+    assert not caplog.records
 
 
 async def test_an_answer_that_is_too_long_is_the_environments_fault():
@@ -333,7 +377,7 @@ async def test_a_drain_lets_episodes_end_and_begins_nothing_new():
             await hanging
         await draining
         assert (host.sessions, host.cancelled, host.played) == (0, 1, 3)
-        assert len(offer.closed) == 3
+        assert len(offer.closed) == offer.made == 2  # whoever did not begin has none
 
 
 async def test_a_drain_without_sessions_ends_at_once_and_one_in_a_hurry_too():
@@ -352,3 +396,78 @@ async def test_a_drain_without_sessions_ends_at_once_and_one_in_a_hurry_too():
         with pytest.raises(HostAway, match="drained before"):  # told while nobody listened
             await remote.step(say("a"), "k")
         assert loop.time() - began < 10.0
+
+
+@pytest.mark.parametrize("word", [*FAULTS, "hang"])
+async def test_a_drain_does_not_wait_for_an_episode_that_did_not_begin(word):
+    async with hosting() as host, session_at(host, wait_s=0.3 if word == "hang" else 5.0) as remote:
+        with pytest.raises((EnvironmentFault, DeadlineExceeded)):
+            await remote.reset(Task("t", "obedient", data={"word": word}), 1)
+        began = asyncio.get_running_loop().time()
+        await host.drain(grace_s=30.0)
+        assert asyncio.get_running_loop().time() - began < 5.0
+        assert host.cancelled == 0
+
+
+class Stubborn(ObedientOffer):
+    """Its first session is not built before `go`."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+        self.asked = threading.Event()
+
+    def session(self):
+        if not self.asked.is_set():
+            self.asked.set()
+            self.go.wait(30.0)
+        return super().session()
+
+
+async def test_a_constructor_that_blocks_holds_up_its_own_session_only():  # case E11
+    offer = Stubborn()
+    async with hosting(offer) as host, session_at(host, wait_s=1.0) as slow, session_at(host) as quick:
+        waiting = asyncio.ensure_future(slow.reset(TASK, 1))
+        await until(offer.asked.is_set)
+        await quick.reset(TASK, 1)
+        assert (await quick.step(say("a"), "k")).metadata["echo"] == "a"
+        assert (await page(host, "/health"))[0] == 200
+        with pytest.raises(DeadlineExceeded, match=r"a reset took longer than 0\.\d+ s"):  # case X8
+            await waiting
+        assert not offer.closed
+        offer.go.set()  # what is built too late is closed as well
+        await until(lambda: len(offer.closed) == 1 and host.sessions == 1)
+
+
+class Blocking(ObedientOffer):
+    """Has no tasks before `go`, and no tools."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def task(self, number):
+        self.go.wait(30.0)
+        return super().task(number)
+
+
+async def test_tasks_that_block_hold_up_whoever_asks_for_one_only():  # case E11
+    offer = Blocking()
+    async with hosting(offer, call_s=0.3) as host, plain(host) as ask, session_at(host) as other:
+        waiting = asyncio.ensure_future(ask("reset", {"seed": 1}))
+        await other.reset(TASK, 1)
+        assert "took longer than 0.3 s" in (await waiting).data["message"]
+        offer.go.set()
+
+
+class Exits(ObedientOffer):
+    def session(self):
+        raise SystemExit("no licence left")
+
+
+async def test_a_constructor_that_exits_is_a_fault_of_its_session():  # case E13
+    async with hosting(Exits()) as host, session_at(host) as remote:
+        with pytest.raises(EnvironmentFault, match="SystemExit: no licence left") as found:
+            await remote.reset(TASK, 1)
+        assert found.value.transient is False
+        assert (await page(host, "/health"))[0] == 200

@@ -100,8 +100,20 @@ def test_a_group_takes_one_version_and_is_free_again_if_nobody_began():  # P17
     group.given_up()
     assert group.version == "1"
     group.given_up()
-    assert (group.version, group.take("2")) == ("", True)
+    assert (group.version, group.take("2")) == (None, True)
     group.begun()
     assert group.take("2")
     group.given_up()
     assert group.version == "2"
+
+
+def test_a_version_without_a_name_is_a_version():  # P17
+    group = GroupVersion()
+    assert group.take("")
+    group.begun()
+    assert not group.take("2")
+    hosts = [known("a", 8, version="2"), known("b", 4, version="")]
+    assert choose(hosts, ("",), 0.0) is hosts[1]
+    assert choose(hosts, ("2",), 0.0) is hosts[0]
+    assert is_played_nowhere(hosts[:1], "", 0.0)
+    assert "plays version ''" in complaints(hosts, ("3",))

@@ -13,9 +13,9 @@ from headrace import Role, Status, Task
 from headrace.actors.remote.group_version import GroupVersion
 from headrace.actors.remote.openenv_kind import OPENENV, OpenEnvTasks
 from headrace.actors.remote.pools import EnvironmentPool
-from headrace.actors.remote.protocol import decode, encode
+from headrace.actors.remote.protocol import Said, decode, encode
 from headrace.platform.config.pools import PoolConfig
-from headrace.platform.errors import ConfigError, EnvironmentFault, HostAway
+from headrace.platform.errors import ConfigError, EnvironmentFault, HostAway, InfrastructureFault
 from headrace.platform.records.message import ToolCall
 
 TASK = Task("t", "openenv", data={"seed": 9, "level": "hard"})
@@ -80,7 +80,7 @@ async def test_a_task_is_what_reset_is_given():
 
 
 async def test_several_calls_are_several_steps_and_the_first_end_is_the_last():
-    answers = [observed(x="0"), observed(0.25, x="one"), observed(1, True, x="two"), observed(x="never")]
+    answers = [observed(x="0"), observed(0.25, x="one"), observed(True, True, x="two"), observed(x="never")]
     form = {"observation_field": "x", "action_field": "", "tool_field": "kind", "action": {"v": 1}}
     form["tools"] = [{"name": "go"}, {"name": "stop"}]
     calls = [ToolCall("go", {"n": 1}, "a"), ToolCall("stop", {"kind": "fake"}, "b"), ToolCall("go", {}, "c")]
@@ -121,6 +121,89 @@ async def test_what_goes_wrong_at_reset(answers, cls, told):
     async with played([dict(each) for each in answers], wait_s=1.0) as (session, _):
         with pytest.raises(cls, match=told):
             await session.reset(TASK, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"reward": 1.0, "done": "false"}, "done is 'false'; expected true or false"),
+        ({"done": None}, "done is None"),
+        ({"done": 0}, "done is 0"),
+        ({"done": "x" * 9999}, "done is 'xxx"),
+        ({"reward": float("nan"), "done": True}, "reward is nan; expected a finite number"),
+        ({"reward": 10**400, "done": True}, "reward is 1000"),
+        ({"reward": "1"}, "reward is '1'"),
+    ],
+)
+async def test_fields_of_another_type_are_the_environments_fault(fields, told):
+    async with played([observed(x="0")]) as (session, _):
+        await session.reset(TASK, 1)
+        said = {"type": "observation", "data": {"observation": {"x": "1"}, **fields}}
+        place = session._place
+        with pytest.raises(EnvironmentFault, match=told) as found:
+            session._parts(Said(**said), place)
+        assert not isinstance(found.value, InfrastructureFault)
+        assert found.value.transient is False
+        assert len(str(found.value)) < 200
+        del said["data"]["observation"]
+        with pytest.raises(HostAway, match="speaks otherwise"):
+            session._parts(Said(**said), place)
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        (["too loud"], "too loud"),
+        ("too loud", "too loud"),
+        ({"loc": 3, "msg": "too loud"}, "3: too loud"),
+        ([{"loc": None}, 7, None], "None: ; 7; None"),
+        ([], "no"),
+        (["x" * 10**6], "x" * 4000),
+    ],
+)
+async def test_complaints_of_any_form_are_told_to_the_model(errors, told):
+    async with played([observed(x="0"), error("VALIDATION_ERROR", errors=errors)]) as (session, _):
+        await session.reset(TASK, 1)
+        result = await session.step(say("a"), "k")
+        assert (result.status, result.messages[0].content) == (Status.MODEL_INVALID_ACTION, told)
+
+
+async def test_a_group_does_not_mix_what_one_address_has_played():  # P17
+    versions = ["7"]
+
+    async def play(connection):
+        async for raw in connection:
+            if decode(raw).type == "close":
+                return
+            await connection.send(encode(observed(text=f"server {versions[-1]}")), text=True)
+
+    def page(connection, request):
+        if request.path != "/metadata":
+            return None
+        body = encode({"version": versions[-1]})
+        return Response(200, "OK", Headers({"Content-Length": str(len(body)), "Connection": "close"}), body)
+
+    server = await serve(play, "127.0.0.1", 0, process_request=page)
+    port = next(iter(server.sockets)).getsockname()[1]
+    config = PoolConfig(hosts=(f"ws://127.0.0.1:{port}",), protocol="openenv")
+    pool = EnvironmentPool(config, "openenv", "", {"observation_field": "text"})
+    group = GroupVersion()
+    first, second, other = pool.session(group, 2.0), pool.session(group, 2.0), pool.session(GroupVersion(), 2.0)
+    assert (await first.reset(TASK, 1)).messages[0].content == "server 7"
+    await first.close()
+    server.close()
+    await server.wait_closed()
+    versions.append("8")
+    server = await serve(play, "127.0.0.1", port, process_request=page)
+    with pytest.raises(HostAway, match="played in version 7, and no host has it"):
+        await second.reset(TASK, 1)
+    assert (await other.reset(TASK, 1)).messages[0].content == "server 8"
+    assert (first.version, other.version) == ("7", "8")
+    for each in (second, other):
+        await each.close()
+    await pool.close()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_server_that_goes_away_in_mid_episode():

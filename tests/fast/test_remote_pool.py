@@ -3,10 +3,14 @@
 import asyncio
 
 import pytest
+from conftest import RECIPES
 from remote_kit import TASK, ObedientOffer, address_of, hosting, pooled, say, session_at
 
 from headrace.actors.remote.group_version import GroupVersion
+from headrace.actors.remote.pools import EnvironmentPool
 from headrace.actors.remote.registry_file import join_registry, leave_registry
+from headrace.platform.config.load import load_recipe
+from headrace.platform.config.pools import PoolConfig
 from headrace.platform.errors import ConfigError, HostAway
 
 
@@ -136,10 +140,41 @@ async def test_hosts_join_and_leave_by_the_registry(tmp_path):
         assert await address() == address_of(b)
 
 
-def test_wrong_args_of_an_openenv_pool_are_said_at_once():
-    from headrace.actors.remote.pools import EnvironmentPool
-    from headrace.platform.config.pools import PoolConfig
+@pytest.mark.parametrize(
+    "address",
+    ["ws://user:hunter2@host:1", "wss://hunter2@host", "ws://host:1/?token=hunter2", "http://user:hunter2@host"],
+)
+def test_no_secret_is_part_of_an_address(address, tmp_path):
+    for form in (address, [address], {"hosts": [address]}):
+        with pytest.raises(ValueError, match="give what hosts ask for as `token`") as found:
+            PoolConfig.model_validate(form)
+        assert all("hunter2" not in each["msg"] for each in found.value.errors())
+    with pytest.raises(ConfigError) as refused:
+        load_recipe("lookup", [f"environment.pool={address}"], RECIPES)
+    assert "hunter2" not in str(refused.value)
 
+
+@pytest.mark.parametrize("address", ["ws://", "ws://:80", "ws://h:99999", "ws://[::1", "h:1"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match="a host is an address such as"):
+        PoolConfig.model_validate([address])
+
+
+async def test_a_registry_with_a_secret_in_an_address(tmp_path):
+    registry = tmp_path / "hosts.json"
+    async with hosting() as host, pooled(source=str(registry)) as pool:
+        join_registry(registry, f"ws://user:hunter2@127.0.0.1:{host.port}")
+        session = pool.session(GroupVersion(), 0.5)
+        with pytest.raises(HostAway, match=r"1 of its addresses cannot be used.*`token`") as found:
+            await session.reset(TASK, 1)
+        assert "hunter2" not in str(found.value)
+        join_registry(registry, address_of(host))
+        again = pool.session(GroupVersion(), 5.0)
+        await again.reset(TASK, 1)
+        await again.close()
+
+
+def test_wrong_args_of_an_openenv_pool_are_said_at_once():
     config = PoolConfig(hosts=("ws://127.0.0.1:1",), protocol="openenv")
     with pytest.raises(ConfigError, match=r"environments\.openenv\.args: acton_field"):
         EnvironmentPool(config, "openenv", "", {"acton_field": "message"})

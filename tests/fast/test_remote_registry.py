@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace.actors.remote.registry_file import join_registry, leave_registry, read_registry
+from headrace.actors.remote.registry_file import check_registry, join_registry, leave_registry, read_registry
 from headrace.platform.errors import ConfigError
 
 
@@ -39,6 +39,19 @@ def test_another_form_is_refused_by_name_and_left_as_it_is(text, tmp_path):
     with pytest.raises(ConfigError):
         join_registry(file, "ws://a:1")
     assert file.read_text() == text
+
+
+def test_whether_hosts_can_be_listed_is_known_beforehand(tmp_path):
+    file = tmp_path / "new" / "hosts.json"
+    check_registry(file)
+    assert read_registry(file) == []
+    join_registry(file, "ws://a:1")
+    check_registry(file)
+    assert read_registry(file) == ["ws://a:1"]
+    for wrong in (tmp_path / "new", file / "hosts.json"):
+        with pytest.raises(OSError, match=r"directory|exists"):
+            check_registry(wrong)
+    assert not (tmp_path / "new.lock").exists()
 
 
 def test_an_empty_file_is_an_empty_list(tmp_path):

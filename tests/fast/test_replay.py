@@ -28,7 +28,7 @@ from headrace.actors.environments.faulty import with_faults, with_recorded_fault
 from headrace.actors.environments.lookup import LookupEnvironment
 from headrace.actors.replay import Limits, replay_episode
 from headrace.platform.config.faults import FaultConfig
-from headrace.platform.errors import EnvironmentFault, NotFound
+from headrace.platform.errors import DeadlineExceeded, EnvironmentFault, HostAway, NotFound, SandboxDied
 from headrace.platform.hashing import hash_text
 from headrace.platform.records import (
     Budgets,
@@ -36,11 +36,14 @@ from headrace.platform.records import (
     Message,
     Observation,
     Provenance,
+    RewardComponent,
+    RewardKind,
     Role,
     SamplingParams,
     Status,
     StepResult,
     ToolCall,
+    ToolSpec,
 )
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.testing.fakes.engine import ScriptedEngine
@@ -177,13 +180,40 @@ async def test_a_world_that_ends_otherwise_has_diverged(replayed, step, what):
     assert world.closed == 1
 
 
-@pytest.mark.parametrize("error", [EnvironmentFault("lost"), KeyError("k"), TimeoutError()])
+@pytest.mark.parametrize("error", [EnvironmentFault("lost", transient=False), KeyError("k"), SystemExit(1)])
 async def test_a_world_that_breaks_in_the_replay_has_diverged(error):
     episode = stored(await play(counted(goes_on("a"), ends(1.0)), says(DONE)))
     for step, world in ((0, World(reset=raises(error))), (1, World(raises(error)))):
         report = await replay_episode(episode, world)
-        assert (report.first_divergence, report.differences[-1].what) == (step, "fault")
+        assert (report.first_divergence, report.differences[-1].what, report.interrupted) == (step, "fault", "")
         assert world.closed == 1
+
+
+@pytest.mark.parametrize(
+    "error", [SandboxDied("gone"), HostAway("gone"), EnvironmentFault("lost"), DeadlineExceeded("late"), TimeoutError()]
+)
+async def test_what_a_fresh_world_may_not_meet_is_no_divergence(error):
+    episode = stored(await play(counted(goes_on("a"), ends(1.0)), says(DONE)))
+    for step, world in ((0, World(reset=raises(error))), (1, World(raises(error)))):
+        report = await replay_episode(episode, world)
+        assert (report.first_divergence, report.differences, report.equal) == (None, (), False)
+        assert report.interrupted.startswith(f"step {step}: {type(error).__name__}")
+        assert (report.nowhere, world.closed) == (step == 0 and isinstance(error, HostAway), 1)
+
+
+async def test_a_transient_answer_is_no_divergence_and_one_of_a_bug_is():
+    episode = stored(await play(counted(goes_on("a"), ends(1.0)), says(DONE)))
+    report = await replay_episode(episode, counted(goes_on("a"), StepResult(status=Status.ENV_TRANSIENT)))
+    assert (report.first_divergence, report.interrupted[:7]) == (None, "step 2:")
+    report = await replay_episode(episode, counted(goes_on("a"), StepResult(status=Status.ENV_BUG)))
+    assert (report.first_divergence, report.differences[-1].what) == (2, "fault")
+
+
+async def test_what_diverged_before_it_was_interrupted_has_diverged():
+    episode = stored(await play(counted(goes_on("a"), ends(1.0)), says(DONE)))
+    answers = iter([lambda: goes_on("other"), raises(HostAway("gone"))])
+    report = await replay_episode(episode, World(lambda _: next(answers)()))
+    assert (report.first_divergence, report.interrupted) == (1, "")
 
 
 async def test_differences_by_accident_are_listed_and_no_divergence():
@@ -293,12 +323,12 @@ async def test_the_texts_are_shown_as_a_small_diff():
 
 
 @pytest.mark.parametrize(("step", "limits"), [(0, {"reset_deadline_s": 0.05}), (1, {"step_deadline_s": 0.05})])
-async def test_a_world_that_does_not_answer_in_time_has_diverged(step, limits):
+async def test_a_world_that_does_not_answer_in_time_is_no_divergence(step, limits):
     episode = stored(await play(World(), says(DONE)))
     world = World(reset=never) if step == 0 else World(never)
     report = await replay_episode(episode, world, limits=Limits(**limits))
-    assert (report.first_divergence, world.closed) == (step, 1)
-    assert any("outran its deadline" in line for line in report.differences[0].diff)
+    assert (report.first_divergence, report.equal, world.closed) == (None, False, 1)
+    assert report.interrupted.startswith(f"step {step}: ") and "outran its deadline" in report.interrupted
 
 
 async def test_a_replay_that_is_cancelled_closes_its_world():
@@ -333,6 +363,55 @@ async def test_rewards_are_compared_where_they_are_given():
     report = await replay_episode(stored(played), other, rewards=played.rewards)
     assert [(each.step, each.what) for each in report.differences] == [(2, "reward")]
     assert report.differences[0].diff[-2:] == ("-outcome 1.0", "+outcome 0.5")
+
+
+async def test_rewards_of_an_episode_that_a_fault_ended_are_not_compared():
+    """They were dropped when it was recorded."""
+    rewarded = goes_on("a", rewards=(RewardComponent(RewardKind.PROCESS, 0.1),))
+    answers = iter([rewarded])
+    broken = World(lambda _: next(answers, None) or raises(EnvironmentFault("gone"))())
+    played = await play(broken, says(DONE))
+    assert (played.rewards, played.episode.stop_reason) == ((), "fault")
+    assert (await replay_episode(stored(played), counted(rewarded), rewards=played.rewards)).equal
+
+
+async def test_several_rewards_of_one_kind_at_a_step_are_compared_as_they_are_kept():
+    twice = StepResult(
+        rewards=(RewardComponent(RewardKind.OUTCOME, 0.2), RewardComponent(RewardKind.OUTCOME, 0.8)), terminated=True
+    )
+    played = await play(counted(twice), says(DONE))
+    assert (await replay_episode(stored(played), counted(twice), rewards=played.rewards[-1:])).equal
+
+
+class Offering(World):
+    """Offers one tool."""
+
+    def __init__(self, about, **fields):
+        super().__init__(**fields)
+        self.about = about
+
+    def tools(self):
+        return [ToolSpec("go", self.about, {"type": "object", "properties": {"b": {}, "a": {}}})]
+
+
+async def test_other_tools_are_a_divergence_at_the_reset():
+    episode = stored(await play(Offering("say x"), says(DONE)))
+    assert len(episode.digests.tool_schemas) == 64
+    assert (await replay_episode(episode, Offering("say x"))).differences == ()
+    report = await replay_episode(episode, Offering("never call this"))
+    assert (report.first_divergence, [each.what for each in report.differences]) == (0, ["tools"])
+    report = await replay_episode(episode, World())
+    assert (report.first_divergence, [each.what for each in report.differences]) == (0, ["tools"])
+    older = msgspec.structs.replace(episode, digests=msgspec.structs.replace(episode.digests, tool_schemas=""))
+    assert (await replay_episode(older, Offering("never call this"))).equal, "a record that has no digest says nothing"
+
+
+async def test_tools_that_are_not_json_are_a_fault_of_the_world():
+    """case X16"""
+    world = Offering(object())
+    played = await play(world, says(DONE))
+    assert (played.episode.fault_owner, played.episode.status) == ("environment", Status.ENV_BUG)
+    assert "tools are not JSON" in played.episode.fault
 
 
 @pytest.mark.parametrize(("recorded", "at_hand"), [("sha256:a", "sha256:b"), ("sha256:a", "")])

@@ -25,7 +25,7 @@ from headrace.actors.environments.lookup import LookupEnvironment
 from headrace.actors.replay import replay_episode
 from headrace.actors.replaying.branch import Prefix
 from headrace.platform.config.faults import FaultConfig
-from headrace.platform.errors import CannotBranch, ConfigError, EnvironmentFault
+from headrace.platform.errors import CannotBranch, ConfigError, EnvironmentFault, HostAway
 from headrace.platform.records import (
     AttemptId,
     Budgets,
@@ -203,8 +203,8 @@ async def test_an_accident_on_the_way_keeps_the_recorded_text():
     [
         World(lambda _: goes_on("other")),
         World(lambda _: ends(1.0)),
-        World(raises(EnvironmentFault("gone"))),
-        World(reset=raises(EnvironmentFault("gone"))),
+        World(raises(EnvironmentFault("gone", transient=False))),
+        World(reset=raises(EnvironmentFault("gone", transient=False))),
         World(reset=lambda: Observation((Message(Role.USER, "stop"),))),
     ],
 )
@@ -214,6 +214,14 @@ async def test_a_divergence_on_the_way_refuses_the_branch(world):
     with pytest.raises(CannotBranch, match="diverges at step"):
         await play(world, engine, plan=branch_plan(parent, 1))
     assert (world.closed, engine.requests) == (1, [])
+
+
+async def test_a_host_that_is_gone_refuses_the_branch_and_is_no_divergence():
+    parent = (await play(answering(goes_on("a"), ends(1.0)), says(DONE))).episode
+    world = World(raises(HostAway("gone")))
+    with pytest.raises(CannotBranch, match="may not another time: step 1: HostAway: gone"):
+        await play(world, says(DONE), plan=branch_plan(parent, 1))
+    assert world.closed == 1
 
 
 async def test_another_version_of_the_world_refuses_the_branch():

@@ -303,6 +303,11 @@ def test_a_host_puts_tools_into_a_sandbox(tmp_path):
         (("lookup", "--args", '{"latency": 1}'), "latency_s"),
         (("lokup",), "did you mean 'lookup'"),
         (("guess", "--sandbox", "bubblewrap"), "leave --sandbox out"),
+        (("openenv",), "openenv stands for servers of their own"),
+        (("openenv", "--args", '{"version": "2"}'), "protocol: openenv"),
+        (("lookup", "--registry", "."), "cannot be written: Is a directory"),
+        (("lookup", "--registry", "/dev/null/hosts.json"), "--registry /dev/null/hosts.json cannot be written"),
+        (("lookup", "--registry", "/proc/hosts.json"), "--registry /proc/hosts.json cannot be written"),
         (("lookup", "--sandbox", '{"mode": "jail"}'), "--sandbox mode"),
     ],
 )
@@ -310,3 +315,26 @@ def test_wrong_usage_is_told_before_it_listens(args, told, tmp_path):
     code, out, err = run(tmp_path, "env", "serve", *args, timeout_s=60)
     assert (code, out) == (2, "")
     assert told in err
+    assert "Traceback" not in err
+
+
+def test_a_registry_that_is_gone_does_not_stop_a_drain(world):
+    async def play(host):
+        pool = pool_of(host)
+        session = pool.session(GroupVersion(), 20.0)
+        await session.reset(TASK, 0)
+        (world / "hosts.json").write_text("{")
+        host.send_signal(signal.SIGTERM)
+        other = pool.session(GroupVersion(), 2.0)
+        with pytest.raises(HostAway, match="draining"):
+            await other.reset(TASK, 0)
+        assert (await session.step(say("end"), "k")).terminated
+        await session.close()
+        await pool.close()
+
+    with serving(world, "world.py:World", "--registry", "hosts.json") as host:
+        asyncio.run(play(host))
+        out, err = host.communicate(timeout=20)
+        assert (host.returncode, json.loads(out)["cancelled"]) == (0, 0)
+        assert "stays in the registry" in err
+        assert "Traceback" not in err
