@@ -34,7 +34,7 @@ def test_a_new_environment_passes_its_check(tmp_path):
     assert "headrace train ./word_game.py:WordGame model.path=FOLDER" in out
     code, out, err = run(tmp_path, "env", "check", "./word_game.py:WordGame", timeout_s=60)
     assert code == 0, out + err
-    assert "25 ok, 0 failed" in out
+    assert "29 ok, 0 failed" in out
     assert "not shown an" not in out
     code, _, err = run(tmp_path, "env", "new", "word_game", timeout_s=60)
     assert (code, "is there already" in err) == (2, True)
@@ -49,7 +49,7 @@ def test_a_hanging_environment_is_found_and_the_command_ends(tmp_path):
     report = last_json(out)
     assert (report["passed"], report["counts"]["failed"]) == (False, 1)
     (failed,) = [check for check in report["checks"] if check["outcome"] == "failed"]
-    assert (failed["name"], failed["explanation"]) == ("it_plays", "no answer within 1 s")
+    assert (failed["name"], failed["explanation"]) == ("it_plays", "step gave no answer within 1 s")
     assert failed["mend"]
 
 
