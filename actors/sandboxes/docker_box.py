@@ -8,7 +8,9 @@ second a file; many files are better made by one command.
 import contextlib
 import errno
 import os
+import secrets
 import socket
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.actors.sandboxes.docker_channel import AttachedShell
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from headrace.actors.sandboxes.docker import DockerProvider
 
 _FILE_S = 30.0
+_MOST_SAID = 1 << 16
+_FRAMES_SHARE = 8
+"""The heads of the frames take at most this part of what is in them: a program writes by the kilobyte."""
+_SHELLS = 2
 _READ = """
 [ -e "$1" ] || { echo none >&2; exit; }
 [ -f "$1" ] && [ -r "$1" ] || { echo no plain file that can be read >&2; exit; }
@@ -31,6 +37,11 @@ umask 022
 case "$1" in */*) mkdir -p "${1%/*}/" || exit;; esac
 [ ! -e "$1" ] || [ -f "$1" ] || { echo no plain file >&2; exit; }
 cat > "$1" && echo done >&2
+"""
+_END = """
+for one in /proc/[0-9]*; do
+case "$(cat "$one/environ" 2>/dev/null)" in *"$1"*) kill -9 "${one#/proc/}";; esac
+done 2>/dev/null
 """
 
 
@@ -44,12 +55,14 @@ class Snapshot(NamedTuple):
 class DockerBox(Box):
     """One container."""
 
+    workspace = WORKSPACE
+
     def __init__(self, provider: "DockerProvider", container: str, shell: Shell, channel: AttachedShell) -> None:
         super().__init__(f"docker-{container[:12]}", shell, provider.limits)
         self._provider, self._container, self._channel = provider, container, channel
 
     async def _read(self, path: str, limit: int) -> bytes:
-        data = await self._file(_READ, path, str(limit + 1))
+        data = await self._file(_READ, path, str(limit + 1), limit=limit + 1)
         if len(data) > limit:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
         return data
@@ -59,22 +72,27 @@ class DockerBox(Box):
             raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
         await self._file(_WRITE, path, data=data)
 
-    async def _file(self, script: str, path: str, *arguments: str, data: bytes = b"") -> bytes:
+    async def _file(self, script: str, path: str, *arguments: str, data: bytes = b"", limit: int = 0) -> bytes:
         """A file by a process of its own beside the shell: with the rights of the box's user, and nothing of the
         agent's shell in between."""
         if not self._channel.alive:
             raise self.shell.died()
         if "\0" in path or not path:
             raise OSError(errno.EINVAL, "not a path", path)
+        most = limit + limit // _FRAMES_SHARE + _MOST_SAID
         words = ["/bin/sh", "-c", script, "sh", f"{WORKSPACE}/{path}" if path[0] != "/" else path, *arguments]
         try:
-            found = await self._provider.engine.call(lambda client: _execute(client, self._container, words, data))
+            found = await self._provider.engine.call(
+                lambda client: _execute(client, self._container, words, data, most)
+            )
         except SandboxDied:
             if self._channel.alive:
                 raise OSError(errno.EIO, "the daemon could not reach it", path) from None
             raise
         if not self._channel.alive:
             raise self.shell.died()
+        if len(found) > most:
+            raise OSError(errno.EFBIG, "more came than was asked for", path)
         output, said = streams(found)
         answer = said.decode(errors="replace").strip()
         if answer == "none":
@@ -84,6 +102,11 @@ class DockerBox(Box):
         return output
 
     async def _keep(self, state: ShellState) -> str:
+        if not self._channel.host_pid:
+            there = await self._provider.engine.call(lambda client: client.top(self._container))
+            if len(there["Processes"]) > _SHELLS:
+                self.kill("its processes do not end")
+                raise self.shell.died()
         image = await self._provider.engine.call(lambda client: client.commit(self._container, pause=False)["Id"])
         return self._provider.remember(Snapshot(image, state))
 
@@ -102,19 +125,29 @@ class DockerBox(Box):
         await self._provider.sweep()
 
 
-def _execute(client: Any, container: str, words: list[str], data: bytes) -> bytes:
-    """Run a program beside the shell, with `data` as its input; the frames of what it said. Blocks, for _FILE_S at most
-    each time that it says nothing. Raises OSError."""
-    made = client.exec_create(container, words, stdin=True, user=f"{USER}:{USER}", workdir=WORKSPACE)["Id"]
-    with own_connection(client.exec_start(made, socket=True)) as connection:
+def _execute(client: Any, container: str, words: list[str], data: bytes, most: int) -> bytes:
+    """Run a program beside the shell, with `data` as its input; the frames of what it said, up to a little more than
+    `most` bytes. Blocks, for _FILE_S at most; a program that has not ended then, or says too much, is killed. Raises
+    OSError."""
+    mark, user, until = secrets.token_hex(16), f"{USER}:{USER}", time.monotonic() + _FILE_S
+    told = {"environment": {"HEADRACE_FILE": mark}, "user": user, "workdir": WORKSPACE}
+    made = client.exec_create(container, words, stdin=True, **told)["Id"]
+    found, ended = bytearray(), False
+    answer = client.exec_start(made, socket=True)
+    with own_connection(answer) as connection, contextlib.suppress(TimeoutError, BrokenPipeError):
         connection.settimeout(_FILE_S)
-        found = bytearray()
-        with contextlib.suppress(TimeoutError, BrokenPipeError):
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            while part := connection.recv(1 << 16):
-                found += part
-        return bytes(found)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while not ended and len(found) <= most and (left := until - time.monotonic()) > 0:
+            connection.settimeout(left)
+            part = connection.recv(1 << 16)
+            found += part
+            ended = not part
+    if not ended:
+        # The daemon does not end what it executes, and knows its number only outside of the container.
+        end = client.exec_create(container, ["/bin/sh", "-c", _END, "sh", mark], user=user)["Id"]
+        client.exec_start(end, detach=True)
+    return bytes(found)
 
 
 def own_connection(answer: Any) -> socket.socket:

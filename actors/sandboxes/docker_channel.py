@@ -11,12 +11,14 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from headrace.actors.sandboxes.processes import Process, end_below, living
 from headrace.platform.errors import SandboxDied
 
 _HEADER = struct.Struct(">BxxxL")
 _STDERR = 2
 _MOST_WAITING = 1 << 18
 _POST_MORTEM_S = 0.1
+_END_S = 5.0
 
 
 class AttachedShell(asyncio.Protocol):
@@ -45,6 +47,8 @@ class AttachedShell(asyncio.Protocol):
         self._room.set()
         self._gone = False
         self._why = ""
+        self.host_pid = 0
+        """The container's first process, where it is one of this machine's that this process may end; else 0."""
 
     async def open(self, connection: socket.socket) -> None:
         """Take the connection over."""
@@ -84,6 +88,14 @@ class AttachedShell(asyncio.Protocol):
         """See `Channel.interrupt`."""
         if not self._gone:
             await self._ask_interrupt()
+
+    async def below(self) -> frozenset[Process] | None:
+        """See `Channel.below`."""
+        return await asyncio.to_thread(living, self.host_pid) if self.host_pid else None
+
+    async def end_below(self, but: frozenset[Process]) -> bool:
+        """See `Channel.end_below`."""
+        return self._gone or await asyncio.to_thread(end_below, self.host_pid, _END_S, but)
 
     async def limit_hit(self) -> str:
         """See `Channel.limit_hit`."""

@@ -128,6 +128,18 @@ class ContainerGroup:
         return 0
 
 
+def reachable(pid: int, container: str) -> int:
+    """`pid` where it is the container's first process on this machine, and this process may end what it starts; else 0:
+    the daemon may be of another machine."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/{pid}")
+        numbers = [line.split() for line in (place / "status").read_text().splitlines() if line.startswith("NSpid:")]
+        mine = os.geteuid() in (0, place.stat().st_uid)
+        if mine and numbers and len(numbers[0]) > 2 and numbers[0][-1] == "1":
+            return pid if container in (place / "cgroup").read_text() else 0
+    return 0
+
+
 def _memory_folder(container: str, pid: int) -> Path | None:
     """By the process that the daemon names: it counts only if its groups bear the container's name."""
     try:

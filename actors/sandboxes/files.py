@@ -2,8 +2,8 @@
 
 Paths are resolved by the kernel below a folder that is their root (openat2 with RESOLVE_IN_ROOT, Linux 5.6): no link,
 however it is made or changed meanwhile, leads out of it. This process may be allowed more than the box is; so only
-plain files of true file systems are opened, never those by which a kernel is read or set, such as /proc's. All of it
-blocks: call it in a thread.
+plain files of true file systems are opened, never those by which a kernel is read or set, such as /proc's. A lease that
+an agent holds on a file is not waited for: opening it fails. All of it blocks: call it in a thread.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ def read_below(root: int, path: str, limit: int) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        OSError: it is no plain file, or larger than `limit` bytes.
+        OSError: it is no plain file, or larger than `limit` bytes, or a process holds a lease on it.
     """
     with _found(root, path) as found:
-        file = os.open(_plain(found, path), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(_plain(found, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         chunks, size = [], 0
         while chunk := os.read(file, min(1 << 20, limit + 1 - size)):
@@ -51,7 +51,8 @@ def write_below(root: int, path: str, data: bytes, limit: int) -> None:
     """Create or replace a file, and the folders above it.
 
     Raises:
-        OSError: it is no plain file, `data` is larger than `limit` bytes, or there is no room.
+        OSError: it is no plain file, `data` is larger than `limit` bytes, there is no room, or a process holds a lease
+            on it.
     """
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
@@ -69,7 +70,8 @@ def _writable(root: int, path: str) -> int:
     folder, name = posixpath.split(path)
     try:
         with _found(root, path) as found:
-            return os.open(_plain(found, path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            flags = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+            return os.open(_plain(found, path), flags)
     except FileNotFoundError:
         _make_folders(root, folder)
     with _found(root, folder) as above:

@@ -62,6 +62,8 @@ class LandlockBox(ProcessBox):
     def __init__(self, provider: "LandlockProvider", box: ProcessBox) -> None:
         super().__init__(provider, box._folder, box.shell, box._child, box.sandbox_id)
         self._outer = self._children()  # nothing of an agent's ran yet: this is the shell
+        below = processes.living(self._child.pid)
+        self._child.watchers = frozenset(process for process in below if process.pid in self._outer)
 
     async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
         """See `Sandbox.run`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.actors.sandboxes.shell import ShellState
 from headrace.actors.sandboxes.trees import copy_layer, remove_tree
 
+PLACES = ("workspace", "tmp")
 MOST_LAYERS = 12
 """A mount's options have to fit into a page; longer stacks are merged when a snapshot is taken."""
 
@@ -49,18 +50,22 @@ def let_go(layers: Sequence[Layer]) -> list[Path]:
     return [layer.path for layer in layers if not layer.users]
 
 
-def copy_upper(below: Sequence[Layer], upper: Path, target: Path) -> None:
+def copy_upper(below: Sequence[Layer], upper: Path, target: Path, limit: int) -> None:
     """Make `target` a layer of what lies in `upper`, and of all `below` it where the stack is long. Blocks.
 
     Raises:
-        OSError: no room, or folders too deep; `target` is gone then.
+        OSError: `upper` takes more than `limit` bytes, there is no room, or folders are too deep; `target` is gone
+            then.
     """
     try:
         target.mkdir()
         sources = [*(layer.path for layer in below), upper] if len(below) >= MOST_LAYERS else [upper]
-        for name in ("workspace", "tmp"):
+        left = limit
+        for name in PLACES:
             for source in sources:
-                copy_layer(source / name, target / name)
+                # Those below are as they were when they were found small enough.
+                used = copy_layer(source / name, target / name, left if source == upper else None)
+            left -= used
     except BaseException:
         remove_tree(target)
         raise

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.actors.sandboxes.processes import descendants
+from headrace.actors.sandboxes.processes import Process, descendants, end_below, living
 from headrace.platform.errors import SandboxDied
 
 _CHUNK = 1 << 16
@@ -60,6 +60,9 @@ class PipedProcess:
         self._gone = False
         self._pidfd = os.pidfd_open(self._child.pid)
         self._shell: int | None = None
+        self._root = 0
+        self.watchers: frozenset[Process] = frozenset()
+        """Below the process that is followed, but none of the box's: where that one is not the shell itself."""
         self._loop.add_reader(self._pidfd, self._child_ended)
         for source in self._sources:
             self._loop.add_reader(source, self._readable, source)
@@ -78,6 +81,7 @@ class PipedProcess:
         """Name the shell's process: a descendant of the child, or the child itself. Raises SandboxDied."""
         try:
             self._shell = os.pidfd_open(pid)
+            self._root = pid
         except OSError as error:
             raise SandboxDied(f"the box is gone: its shell ended as it began ({error.strerror})") from None
         self._loop.add_reader(self._shell, self._shell_ended)
@@ -121,6 +125,16 @@ class PipedProcess:
     async def interrupt(self) -> None:
         """See `Channel.interrupt`."""
         self._send(signal.SIGUSR1)
+
+    async def below(self) -> frozenset[Process] | None:
+        """See `Channel.below`."""
+        if not self.shell_runs():
+            return frozenset()
+        return await asyncio.to_thread(living, self._root)
+
+    async def end_below(self, but: frozenset[Process]) -> bool:
+        """See `Channel.end_below`."""
+        return not self.shell_runs() or await asyncio.to_thread(end_below, self._root, _END_S, but, self.watchers)
 
     async def limit_hit(self) -> str:
         """See `Channel.limit_hit`; there are none that this knows of."""

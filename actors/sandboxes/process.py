@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.actors.sandboxes import files, processes
+from headrace.actors.sandboxes import files, layers, processes
 from headrace.actors.sandboxes.layers import Layer, Snapshot
+from headrace.actors.sandboxes.looking import looked
 from headrace.actors.sandboxes.piped_process import PipedProcess
 from headrace.actors.sandboxes.provider import START_S, Box, BoxProvider
 from headrace.actors.sandboxes.reaping import MARKER, OwnedFolder, box_folder, reap
@@ -49,6 +50,7 @@ class ProcessBox(Box):
     ) -> None:
         super().__init__(sandbox_id, shell, provider.limits)
         self._provider = provider
+        self.workspace = str(folder / "workspace")
         self._folder = folder
         self._child = child
 
@@ -61,9 +63,13 @@ class ProcessBox(Box):
     async def _in_folder(self, act: Callable[[int], T]) -> T:
         if not self._child.shell_runs():
             raise self.shell.died()
+        return await asyncio.to_thread(self._with_root, act)
+
+    def _with_root(self, act: Callable[[int], T]) -> T:
+        """Open, act and close, all in one thread: a cancelled call's thread goes on, with a descriptor of its own."""
         root = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return await asyncio.to_thread(act, root)
+            return act(root)
         finally:
             os.close(root)
 
@@ -75,13 +81,16 @@ class ProcessBox(Box):
 
     async def _keep(self, state: ShellState) -> str:
         target = self._provider.new_layer()
-        await self._provider.whole(asyncio.to_thread(_copy, self._folder, target), lambda: remove_tree(target))
+        await self._provider.whole(
+            asyncio.to_thread(layers.copy_upper, (), self._folder, target, self.limits.disk_mb << 20),
+            lambda: remove_tree(target),
+        )
         old, new = os.fsencode(self._folder), os.fsencode(target)
         moved = ShellState(state.directory.replace(old, new), state.exports.replace(old, new))
         return self._provider.remember(Snapshot(layers=[Layer(path=target)], state=moved))
 
     async def _over(self) -> str:
-        return await asyncio.to_thread(_passed, self._child.pid, self._folder, self.limits)
+        return await looked(partial(_passed, self._child.pid, self._folder, self.limits))
 
     def _kill(self, why: str) -> None:
         self._child.kill(why)

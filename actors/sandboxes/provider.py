@@ -39,6 +39,8 @@ _SHARE = 4.0
 class Box(ABC):
     """One box: its shell, and what its kind knows. See `Sandbox`."""
 
+    workspace: str
+
     def __init__(self, sandbox_id: str, shell: Shell, limits: BoxLimits) -> None:
         self.sandbox_id = sandbox_id
         self.shell = shell
@@ -69,6 +71,8 @@ class Box(ABC):
             return await self._keep(state)
         except OSError as error:
             raise SandboxDied(f"no snapshot of the box {self.sandbox_id}: {error}") from error
+        finally:
+            await self.shell.resume()
 
     async def close(self) -> None:
         """See `Sandbox.close`. Ends the box even where it is cancelled."""

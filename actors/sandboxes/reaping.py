@@ -2,7 +2,8 @@
 
 A provider's folder lies in the node's state folder and names its owner: boot, pid namespace, process, and when that
 process began, so that another one with the same number is no mistake. Beside the folder lies a file that its owner
-keeps locked: the kernel frees the lock however the owner ends, and only then is the folder anybody else's to remove.
+keeps locked: the kernel frees the lock however the owner ends. A folder is anybody else's to remove once its lock is
+free, or its owner surely dead: a process that the owner forked may have inherited the lock.
 What lies outside of the folder and must go with it (control groups) is listed in it.
 
 Its parts block: call them in a thread.
@@ -98,7 +99,7 @@ def reap(state: Path) -> int:
     boxes = 0
     for path in sorted(state.glob("*" + _LOCK)) if state.is_dir() else []:
         lock = _locked(path)
-        if lock is None:
+        if lock is None and not _owner_is_dead(path):
             continue
         try:
             boxes += _reap_folder(path.with_name(path.name.removesuffix(_LOCK)))
@@ -106,8 +107,17 @@ def reap(state: Path) -> int:
         except OSError:
             continue  # something still ends; the next round takes it
         finally:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
     return boxes
+
+
+def _owner_is_dead(path: Path) -> bool:
+    """Whether who named a lock has ended: one that is held all the same was inherited by a process that it started."""
+    try:
+        return Owner.named(path.name).is_dead()
+    except ValueError:
+        return False
 
 
 def _reap_folder(folder: Path) -> int:

@@ -42,23 +42,31 @@ else
     done
   }
 fi
+_state() {  # all lines: the name in it may have several
+  _stat=
+  while _part=; IFS= read -r _part || [ "$_part" ]; do _stat="$_stat $_part"; done < "$1/stat"
+  _stat=${_stat##*) }
+}
 _kept() {
   while [ "$1" -gt 1 ] && [ "$1" != $$ ]; do
     case "$_keep" in *" /proc/$1 "*) return 0;; esac
-    _stat=; read -r _stat < "/proc/$1/stat"
-    set -- ${_stat##*) }; [ "$2" ] || return 1
+    _state "/proc/$1"; set -- $_stat; [ "$2" ] || return 1
     shift
   done
   return 1
 }
 _signal() {
-  _left=; _list
+  _left=; _phase=$1; _list
   for _p in $_pids; do
-    _stat=; read -r _stat < "$_p/stat"
-    case "${_stat##*) }" in '' | [ZX]*) continue;; T*) [ "$1" = STOP ] && continue;; esac
+    _state "$_p"; _how=$_phase
+    case "$_stat" in
+      '' | X*) continue;;
+      Z*) set -- "$_p"/task/*; [ $# -gt 1 ] || continue; _how=KILL;;  # a first thread may end before the others
+      T*) [ $_phase = STOP ] && continue;;
+    esac
     _p=${_p#/proc/}
     if [ "$_p" = $$ ] || _kept "$_p"; then continue; fi
-    _left=1; kill "-$1" "$_p"
+    _left=1; kill "-$_how" "$_p"
   done
 }
 _end() {
@@ -94,12 +102,13 @@ _hit=; trap '_hit=1' USR1
 printf 'H\0' >&8
 while :; do
   _verb=; IFS=' ' read -r _verb _token _life _count _keep || [ "$_hit" ] || exit
-  [ "$_verb" = start ] || { _hit=; continue; }
+  _hit=; [ "$_verb" = start ] || continue
   _left=; _keep=" $_keep "; [ "$_keep" = ' all ' ] || _end
-  _lines "$_count"; _hit=
+  _lines "$_count"
   set -m; _main <&7 7<&- & _child=$!; set +m
   while :; do
-    wait "$_child"; _code=$?
+    [ "$_hit" ] || wait "$_child"
+    _code=$?
     if [ "$_hit" ]; then kill -KILL "$_child"; wait "$_child"; break; fi
     kill -0 "$_child" || break
   done

@@ -18,7 +18,9 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.actors.sandboxes.exports import exported
 from headrace.actors.sandboxes.output import Output
+from headrace.actors.sandboxes.processes import Process
 from headrace.platform.contracts import BoxLimits, CommandResult
 from headrace.platform.errors import SandboxDied
 
@@ -26,6 +28,9 @@ ANSWER_S = 10.0
 """How long the shell may take to answer where it runs nothing of the agent's."""
 _MOST_CONTROL = 1 << 20
 _MOST_NOISE = 1 << 16
+_MOST_FRAMES = 256
+_SEND_S = 2.0
+_AGAIN_S = 0.5
 _FLOOD = 1 << 20
 _PACE_S = 0.001
 _SYNTAX = 2
@@ -46,6 +51,13 @@ class Channel(Protocol):
 
     async def interrupt(self) -> None:
         """Send SIGUSR1 to the shell, which then kills the inner one."""
+
+    async def below(self) -> frozenset[Process] | None:
+        """What runs below the outer shell, as the host sees it; None where it cannot."""
+
+    async def end_below(self, but: frozenset[Process]) -> bool:
+        """End all of that from the host, except `but`, whatever the box says; whether nothing is left. Called only
+        where `below` can see it."""
 
     async def limit_hit(self) -> str:
         """The limit of the box that has killed a process since this was last asked: "memory", or ""."""
@@ -81,6 +93,9 @@ class Shell:
         self._lives = self._commands = 0
         self._last: Output | None = None
         self._unfinished = False
+        self._still = False  # the inner shell has ended, and no other was asked for
+        self._noise = 0
+        self._before: frozenset[Process] | None = None
         self._gone = ""
 
     @property
@@ -134,16 +149,16 @@ class Shell:
         self._commands += 1
         name = f"c{self._commands}"
         output = self._output(name)
+        self._before = await self._channel.below()
         began = time.monotonic()
         self._unfinished = True
-        await self._send(f"run {name}", command.encode("utf-8", errors="replace"))
+        await self._send(f"run {name}", command.encode("utf-8", errors="replace"), max(timeout_s, _SEND_S))
         code: int | None = None
         try:
             frame = await self._until_ended(output, began + timeout_s, silence_s)
         except _Late as late:
             limit, seconds = str(late), time.monotonic() - began
-            await self._interrupt(output)
-            await self._begin(self._pids)
+            await self._cut_off(output)
         else:
             code, seconds = int(frame[2]), time.monotonic() - began
             limit = await self._channel.limit_hit() if code else ""
@@ -155,26 +170,50 @@ class Shell:
         return CommandResult(None if limit else code, output.text(), output.left_out, limit, seconds)
 
     async def quiet(self) -> ShellState:
-        """End every process that commands left behind, and start over in the same state, which is returned.
+        """End every process but the outer shell, the inner one too, until `resume` or the next command. The state.
+
+        The host ends them, so that nothing in the box can make it seem so. Where the host cannot see them, the outer
+        shell ends them, and a new inner one is there at once.
 
         Raises:
             SandboxDied: also when a process would not end.
         """
         await self._finish()
         self._unfinished = True
-        await self._interrupt(self._output())
-        await self._begin(b"")
+        output = self._output()
+        if await self._channel.below() is None:
+            await self._interrupt(output)
+            await self._begin(b"")
+        else:
+            if not await self._channel.end_below(frozenset()):
+                raise self._died("its processes do not end")
+            await self._answer(b"D", output)
         self._unfinished = False
         return self._state
+
+    async def resume(self) -> None:
+        """Begin a new inner shell after `quiet`, where there is none. Raises SandboxDied."""
+        if self._still and not self._gone:
+            self._unfinished = True
+            await self._begin(b"")
+            self._unfinished = False
 
     async def _finish(self) -> None:
         """End what a call that was cut off left running."""
         if self._gone:
             raise SandboxDied(f"the box is gone: {self._gone}")
         if self._unfinished:
-            await self._interrupt(self._output())
-            await self._begin(self._pids)
+            await self._cut_off(self._output())
             self._unfinished = False
+        await self.resume()
+
+    async def _cut_off(self, output: Output) -> None:
+        """End the command and all that it began; what was there before goes on."""
+        if not self._still:
+            await self._interrupt(output)
+        if self._before is not None and not await self._channel.end_below(self._before):
+            raise self._died("its processes do not end")
+        await self._begin(self._pids)
 
     async def _until_ended(self, output: Output, total: float, silence_s: float) -> list[bytes]:
         """The frame that ends the command, once its output has ended too. Raises _Late with the limit's name."""
@@ -195,14 +234,14 @@ class Shell:
                 continue
             output.feed(data)
             quiet = time.monotonic() + silence_s
-            if output.left_out > _FLOOD:
+            if output.taken > _FLOOD:
                 await asyncio.sleep(min(_PACE_S, max(0.0, total - time.monotonic())))
         return frame
 
     async def _interrupt(self, output: Output) -> None:
         """Have the inner shell killed, and take the rest of what was printed."""
         await self._channel.interrupt()
-        await self._answer(b"D", output)
+        await self._answer(b"D", output, again=True)
 
     async def _begin(self, keep: bytes) -> None:
         """Start an inner shell in the last state; of the processes that are there only `keep` go on."""
@@ -211,49 +250,71 @@ class Shell:
         output = self._output(name)
         home, last = shlex.quote(self._home), shlex.quote(_text(self._state.directory))
         text = self._state.exports + _bytes(f"\ncd -- {last} || cd -- {home} || cd /")
-        await self._send(f"start {self._token} {name}", text, keep)
+        await self._send(f"start {self._token} {name}", text, ANSWER_S, keep)
+        self._still = False
         frame = await self._answer(b"R", output)
         if frame[2] != b"0":
             raise self._died("its processes do not end")
         self._take(frame)
 
-    async def _answer(self, kind: bytes, output: Output) -> list[bytes]:
-        """The next frame of one kind, once the output has ended too."""
+    async def _answer(self, kind: bytes, output: Output, again: bool = False) -> list[bytes]:
+        """The next frame of one kind, once the output has ended too. `again`: interrupt as long as it does not come."""
         frame = self._frame(kind, b"")
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                while frame is None or not output.ended:
+        until = time.monotonic() + ANSWER_S
+        asked = time.monotonic()
+        while frame is None or not output.ended:
+            if time.monotonic() >= until:
+                raise self._died("its shell does not answer")
+            if again and time.monotonic() - asked >= _AGAIN_S:
+                await self._channel.interrupt()
+                asked = time.monotonic()
+            try:
+                async with asyncio.timeout(min(_AGAIN_S, max(0.0, until - time.monotonic()))):
                     control, data = await self._read()
-                    if control:
-                        frame = frame or self._frame(kind, data)
-                    else:
-                        output.feed(data)
-        except TimeoutError:
-            raise self._died("its shell does not answer") from None
+            except TimeoutError:
+                continue
+            if control:
+                frame = frame or self._frame(kind, data)
+                continue
+            output.feed(data)
+            if output.taken > _FLOOD:
+                await asyncio.sleep(_PACE_S)
         return frame
 
     def _frame(self, kinds: bytes, data: bytes) -> list[bytes] | None:
         """Words of the next answer of one of `kinds`, to what was asked last, directory and exports at their end; None
         while there is none."""
         self._control += data
-        while b"\0" in self._control:
-            kind = bytes(self._control[:1])
-            count = 3 if kind in b"ER" else 1
-            fields = self._control.split(b"\0", count)
-            if len(fields) <= count:
-                break
-            self._control = fields[-1]
-            words = bytes(fields[0]).split(b" ", 3)
+        start = 0
+        found: list[bytes] | None = None
+        while found is None and self._noise <= _MOST_FRAMES and (fields := self._fields(start)):
+            start += sum(map(len, fields)) + len(fields)
+            self._noise += 1
+            words = fields[0].split(b" ", 3)
             asked = words[1:2] in ([b"s%d" % self._lives], [b"c%d" % self._commands])
-            if kind in kinds and asked and len(words) == 4 and words[2].isdigit():
-                return [*words, *map(bytes, fields[1:-1])]
-        if len(self._control) > _MOST_CONTROL:
+            if fields[0][:1] in kinds and asked and len(words) == 4 and _is_code(words[2]):
+                found = [*words, *fields[1:]]
+                self._still = fields[0][:1] == b"D"
+                self._noise = 0
+        del self._control[:start]
+        if self._noise > _MOST_FRAMES or len(self._control) > _MOST_CONTROL:
             raise self._died("its shell says what it should not")
-        return None
+        return found
+
+    def _fields(self, start: int) -> list[bytes]:
+        """Those of the answer that begins there; none while it is not whole."""
+        fields: list[bytes] = []
+        for _ in range(3 if bytes(self._control[start : start + 1]) in (b"E", b"R") else 1):
+            end = self._control.find(b"\0", start)
+            if end < 0:
+                return []
+            fields.append(bytes(self._control[start:end]))
+            start = end + 1
+        return fields
 
     def _take(self, frame: list[bytes]) -> None:
         self._pids = b" ".join(frame[3].split())
-        self._state = ShellState(frame[4], frame[5].removesuffix(b"\n"))
+        self._state = ShellState(frame[4], exported(frame[5]))
 
     async def _read(self) -> tuple[bool, bytes]:
         control, data = await self._channel.read()
@@ -261,12 +322,15 @@ class Shell:
             raise self._died(self._channel.cause())
         return control, data
 
-    async def _send(self, head: str, text: bytes, tail: bytes = b"") -> None:
+    async def _send(self, head: str, text: bytes, limit_s: float, tail: bytes = b"") -> None:
         message = b"%b %d %b\n%b\n" % (head.encode(), text.count(b"\n") + 1, tail, text)
         sent = False
         try:
-            await self._channel.write(message)
+            async with asyncio.timeout(limit_s):
+                await self._channel.write(message)
             sent = True
+        except TimeoutError:
+            raise self._died("its shell does not read") from None
         finally:
             if not sent:
                 self._gone = self._gone or "a message to its shell was cut off"
@@ -285,6 +349,10 @@ class Shell:
 
 class _Late(Exception):
     """A command outran the limit that this names."""
+
+
+def _is_code(word: bytes) -> bool:
+    return len(word) <= 3 and word.isdigit() and int(word) <= 255
 
 
 def _said(heard: bytes | bytearray) -> str:

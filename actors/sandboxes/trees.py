@@ -18,18 +18,20 @@ _ENTRY_BYTES = 512
 _OPAQUE = "user.overlay.opaque"
 _OVERLAY = "user.overlay."
 _COPY_CHUNK = 1 << 24
+_LONGEST_PATH = 4096
 _READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def used_bytes(folders: Iterable[Path], limit: int) -> int:
-    """What the trees take on the disk, a little for each entry included; stops counting beyond `limit`.
+    """What the trees take on the disk, a little for each entry included, a file with several names once; stops counting
+    beyond `limit`.
 
     Raises:
         OSError: one goes too deep.
     """
-    used = 0
+    used, linked = 0, set[tuple[int, int]]()
     for folder in folders:
         open_now = [os.open(folder, _READ_FOLDER)]
         todo = [_names(open_now[0])]
@@ -43,7 +45,10 @@ def used_bytes(folders: Iterable[Path], limit: int) -> int:
                 # It may have gone meanwhile, or the agent closed it: what is in it counts once it is open again.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                     found = os.stat(name, dir_fd=open_now[-1], follow_symlinks=False)
-                    used += found.st_blocks * 512 + _ENTRY_BYTES
+                    file = found.st_dev, found.st_ino
+                    used += _ENTRY_BYTES + (0 if file in linked else found.st_blocks * 512)
+                    if found.st_nlink > 1:
+                        linked.add(file)
                     if stat.S_ISDIR(found.st_mode):
                         _go_down(name, open_now)
                         todo.append(_names(open_now[-1]))
@@ -90,17 +95,45 @@ def remove_tree(folder: Path) -> None:
     folder.rmdir()
 
 
-def copy_layer(source: Path, target: Path) -> None:
+class _Counted:
+    """What a copy takes, and where it has put the files that have several names."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.used = 0
+        self._limit = limit
+        self._places: dict[tuple[int, int], str] = {}
+
+    def add(self, size: int) -> None:
+        """Raises OSError beyond the limit."""
+        self.used += size
+        if self._limit is not None and self.used > self._limit:
+            raise OSError(errno.EDQUOT, "it was over its disk")
+
+    def linked(self, seen: os.stat_result, place: str, top: int, name: str, target: int) -> bool:
+        """Whether the file is there under another name, and now under this one too; a path too long is no other."""
+        if seen.st_nlink < 2:
+            return False
+        there = self._places.setdefault((seen.st_dev, seen.st_ino), place)
+        if there == place or len(os.fsencode(there)) >= _LONGEST_PATH:
+            return False
+        os.link(there, name, src_dir_fd=top, dst_dir_fd=target, follow_symlinks=False)
+        return True
+
+
+def copy_layer(source: Path, target: Path, limit: int | None = None) -> int:
     """Put the tree `source` onto the folder `target` as an overlay would show the two, and keep what it says about
-    layers further down. Links, modes and times are kept; owners become this process's; hard links become copies.
-    `target` must be out of the agent's reach.
+    layers further down. Links, hard ones too, modes and times are kept; owners become this process's. `target` must be
+    out of the agent's reach.
+
+    Returns:
+        The bytes that it takes, counted as `used_bytes` does.
 
     Raises:
-        OSError: no room, or it goes too deep.
+        OSError: it takes more than `limit` bytes, there is no room, or it goes too deep.
     """
     target.mkdir(parents=True, exist_ok=True)
     sources, targets = [_readable(str(source), None)], [os.open(target, _READ_FOLDER)]
-    todo = [_names(sources[0])]
+    todo, above, counted = [_names(sources[0])], [""], _Counted(limit)
     try:
         while todo:
             name = next(todo[-1], None)
@@ -111,19 +144,23 @@ def copy_layer(source: Path, target: Path) -> None:
                 os.utime(targets[-1], ns=(seen.st_atime_ns, seen.st_mtime_ns))
                 os.close(sources.pop())
                 os.close(targets.pop())
-            elif _copy_entry(name, sources[-1], targets[-1]):
+                above.pop()
+            elif _copy_entry(name, sources[-1], targets, counted, above[-1] + name):
                 _go_down(name, sources)
                 _go_down(name, targets)
                 _copy_attributes(sources[-1], targets[-1])
                 todo.append(_names(sources[-1]))
+                above.append(f"{above[-1]}{name}/")
     finally:
         _close(sources)
         _close(targets)
+    return counted.used
 
 
-def _copy_entry(name: str, source: int, target: int) -> bool:
-    """Copy what is no folder; whether it is one, which now is there, empty or to be merged."""
-    seen = os.stat(name, dir_fd=source, follow_symlinks=False)
+def _copy_entry(name: str, source: int, targets: list[int], counted: _Counted, place: str) -> bool:
+    """Copy what is no folder, to `place`; whether it is one, which now is there, empty or to be merged."""
+    seen, target = os.stat(name, dir_fd=source, follow_symlinks=False), targets[-1]
+    counted.add(_ENTRY_BYTES)
     if stat.S_ISDIR(seen.st_mode):
         _make_folder(name, source, target)
         return True
@@ -131,6 +168,9 @@ def _copy_entry(name: str, source: int, target: int) -> bool:
     if stat.S_ISLNK(seen.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
     elif stat.S_ISREG(seen.st_mode):
+        if counted.linked(seen, place, targets[0], name, target):
+            return False
+        counted.add(seen.st_blocks * 512)
         _copy_file(name, source, target, seen)
     elif stat.S_ISCHR(seen.st_mode) and seen.st_rdev == 0:
         os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)

@@ -1,7 +1,9 @@
 """Which kinds of sandboxes this machine can run now. Each is tried for real, by the code that a run would ask."""
 
 from functools import partial
+from pathlib import Path
 
+from headrace.actors.sandboxes.cgroups import NEEDED, find_controllers
 from headrace.deploy.doctor.host import Host
 from headrace.deploy.doctor.probes import Probe
 from headrace.deploy.doctor.report import Check, Status
@@ -14,6 +16,7 @@ KINDS = {
     "unsafe-process": "always there, and no protection",
 }
 """What each kind is, from the strongest to none."""
+_GROUPS_FIX = "let the workers make control groups, or run them as another user than root (docs/sandboxes.md, Limits)"
 _FIX = "docs/sandboxes.md says what each kind needs"
 
 
@@ -30,4 +33,13 @@ def sandbox(host: Host, mode: str) -> Check:
     """Whether boxes of one kind work here, else why not."""
     if reason := host.why_no_sandbox(mode):
         return Check(group=GROUP, name=mode, status=Status.MISSING, detail=reason, fix=_FIX)
+    if mode == "bubblewrap" and (missing := [name for name in NEEDED if name not in _controllers(host)]):
+        told = f"{KINDS[mode]}; no control group for {', '.join(missing)}: weaker limits, for root the weakest"
+        return Check(group=GROUP, name=mode, status=Status.WARN, detail=told, fix=_GROUPS_FIX)
     return Check(group=GROUP, name=mode, status=Status.OK, detail=KINDS[mode])
+
+
+def _controllers(host: Host) -> frozenset[str]:
+    """Those whose groups this process may make."""
+    mounts, own = (host.read(Path(f"/proc/self/{name}")) for name in ("mountinfo", "cgroup"))
+    return find_controllers(mounts, own).controllers if mounts and own else frozenset()

@@ -42,9 +42,12 @@ class Sandbox(Protocol):
 
     Owned by whoever created it; `close` is safe to call twice. Calls never overlap. A box that is gone, killed or over
     its disk or memory raises SandboxDied from every call but `close`, at once (case E13).
+
+    `workspace` is the path of its workspace, as commands name it.
     """
 
     sandbox_id: str
+    workspace: str
 
     async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
         """Run in the box's shell. A command that outruns its limit, or says nothing for `silence_s` (the box's limit

@@ -1,4 +1,6 @@
+import fcntl
 import os
+import signal
 
 import pytest
 
@@ -86,3 +88,21 @@ def test_sizes_are_bounded(root, box):
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_below(root, "workspace/a", 10)
     assert read_below(root, "workspace/a", 11) == bytes(11)
+
+
+@pytest.mark.parametrize(
+    "act", [lambda root: read_below(root, "workspace/f", 9), lambda root: write_below(root, "workspace/f", b"x", 9)]
+)
+def test_a_lease_on_a_file_is_not_waited_for(root, box, act):
+    """Without its break a process that holds one keeps whoever opens the file waiting, for 45 seconds at least."""
+    (box / "workspace/f").write_bytes(b"leased")
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    held = os.open(box / "workspace/f", os.O_RDWR)
+    try:
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            act(root)
+    finally:
+        os.close(held)
+        signal.signal(signal.SIGIO, before)
+    assert (box / "workspace/f").read_bytes() == b"leased"

@@ -96,3 +96,18 @@ def test_groups_and_marked_processes_go_with_a_box(tmp_path):
 
 def test_there_may_be_nothing_at_all(tmp_path):
     assert reap(tmp_path / "absent") == 0
+
+
+def test_a_lock_that_a_child_of_the_dead_inherited_keeps_nothing(tmp_path):  # case X17
+    forks = OWNS.replace("print(", "import os\nif os.fork() == 0:\n    time.sleep(600)\nprint(")
+    argv = [sys.executable, "-c", forks, str(tmp_path)]
+    owner = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    left = owner.stdout.readline().strip()
+    try:
+        assert reap(tmp_path) == 0
+        end(owner)
+        assert reap(tmp_path) == 2
+        assert not os.path.lexists(left)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        os.killpg(owner.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from headrace.actors.sandboxes.layers import copy_upper
 from headrace.actors.sandboxes.trees import DEEPEST, copy_layer, remove_tree, used_bytes
 
 MANY = 1 << 40
@@ -146,3 +147,28 @@ def test_what_an_agent_closed_is_removed_and_copied_all_the_same(source, tmp_pat
     remove_tree(source)
     assert not source.exists()
     assert not (tmp_path / "copy").exists()
+
+
+def test_names_of_one_file_stay_names_of_one_file(source, tmp_path):
+    (source / "sub").mkdir()
+    (source / "sub/a").write_bytes(b"x" * 1_000_000)
+    for number in range(40):
+        os.link(source / "sub/a", source / f"link-{number}")
+    assert used_bytes([source], MANY) < 1_200_000
+    assert copy_layer(source, tmp_path / "copy", 1_200_000) < 1_200_000
+    copies = [path.stat() for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert len(copies) == 41
+    assert len({found.st_ino for found in copies}) == 1
+    assert files(tmp_path / "copy") == files(source)
+
+
+def test_a_layer_over_its_limit_is_not_copied_and_leaves_nothing(tmp_path):
+    upper, target = tmp_path / "upper", tmp_path / "target"
+    for name in ("workspace", "tmp"):
+        (upper / name).mkdir(parents=True)
+        (upper / name / "file").write_bytes(b"x" * 600_000)
+    with pytest.raises(OSError, match="over its disk"):
+        copy_upper((), upper, target, 1_000_000)
+    assert not target.exists()
+    copy_upper((), upper, target, 1_300_000)
+    assert files(target) == files(upper)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import msgspec
 import pytest
 from box_kinds import provider
 
-from headrace.actors.sandboxes import layers
+from headrace.actors.environments.sandboxed import SandboxedEnvironment
+from headrace.actors.sandboxes import bubblewrap, files, layers
 from headrace.actors.sandboxes.cgroups import Parents
 from headrace.platform.errors import SandboxDied
+from headrace.platform.records import Observation, Task
 from headrace.platform.testing.conformance.sandbox_shell import SHELL_SUITE, SMALL
 
 LIMIT_S = 20.0
@@ -278,3 +281,73 @@ async def test_there_is_no_network_unless_granted(make):
     async with server:
         assert (await (await make().create()).run(reach, LIMIT_S)).exit_code != 0
         assert (await (await make(network=True).create()).run(reach, LIMIT_S)).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_thread_of_a_cancelled_write_keeps_to_its_box(make, kind, tmp_path, monkeypatch):
+    """A descriptor that is closed under it would be another file's by the time it writes."""
+    box = await make(kind).create()
+    write_below, begun, go_on, ended = files.write_below, threading.Event(), threading.Event(), threading.Event()
+
+    def slow(root, path, data, limit):
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+        try:
+            write_below(root, path, data, limit)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(files, "write_below", slow)
+    writing = asyncio.create_task(box.write("a/b", b"x"))
+    assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    other = tmp_path / "other"
+    other.mkdir()
+    opened = [os.open(other, os.O_PATH) for _ in range(8)]
+    try:
+        go_on.set()
+        assert await asyncio.to_thread(ended.wait, LIMIT_S)
+    finally:
+        for each in opened:
+            os.close(each)
+    assert list(other.iterdir()) == []
+    assert await box.read("a/b") == b"x"
+
+
+class Plain(SandboxedEnvironment):
+    name, version = "plain", "1"
+
+    def tools(self):
+        return ()
+
+    async def _reset(self, task, seed):
+        return Observation(())
+
+    async def _step(self, message):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_agent_s_shell_cannot_forge_the_hash_of_the_workspace(make, kind):
+    world = Plain()
+    world.use_sandboxes(make(kind))
+    await world.reset(Task("t", "plain", {}), 0)
+    forge = "sha256sum() { echo fixed; }; find() { :; }; cd() { :; }; /usr/bin/env() { echo fixed; }"
+    await world.box.run(f"{forge}; export -f sha256sum find cd /usr/bin/env", LIMIT_S)
+    await world.box.run("mkdir /tmp/bin; printf '#!/bin/sh\\necho fixed\\n' > /tmp/bin/sha256sum", LIMIT_S)
+    await world.box.run("chmod +x /tmp/bin/*; export PATH=/tmp/bin:$PATH HOME=/tmp LD_PRELOAD=/tmp/none", LIMIT_S)
+    before = await world.workspace_hash()
+    assert await world.workspace_hash() == before
+    await world.box.write("new", b"1")
+    assert await world.workspace_hash() != before
+    await world.close()
+
+
+@pytest.mark.parametrize(("user", "times"), [(0, 1), (1000, 0)])
+async def test_root_without_groups_is_told_that_processes_are_not_limited(make, monkeypatch, caplog, user, times):
+    monkeypatch.setattr(bubblewrap, "find_controllers", lambda mounts, own: Parents({}, {}))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    make()
+    assert caplog.text.count("no control group can limit the processes") == times

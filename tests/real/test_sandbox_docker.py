@@ -15,6 +15,7 @@ import pytest
 from box_kinds import provider
 from docker_daemon import IMAGE, DockerDaemon, root_files
 
+from headrace.actors.sandboxes import docker_box
 from headrace.actors.sandboxes.docker import BOX, PROVIDER, DockerProvider, why_not
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.errors import ConfigError, SandboxDied
@@ -322,3 +323,16 @@ class TestReaper:
         await boxes.reap()
         await until(lambda: {image["Id"] for image in client.images(all=True)} == before, "its images are still there")
         assert (await mine.run("echo here", LIMIT_S)).output == "here\n", "the reaper took a living box"
+
+
+@pytest.mark.parametrize("script", ["while :; do echo x; sleep 0.2; done", "yes"], ids=["trickle", "flood"])
+async def test_a_read_that_does_not_end_is_ended_with_its_process(boxes, monkeypatch, script):
+    monkeypatch.setattr(docker_box, "_FILE_S", 3.0)
+    box = await boxes.create()
+    monkeypatch.setattr(docker_box, "_READ", f": held; {script}")
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"not done in time|more came"):
+        await box.read("small")
+    assert time.monotonic() - began < 6
+    gone = await box.run("while grep -lqs ': [h]eld' /proc/[0-9]*/cmdline; do sleep 0.05; done", LIMIT_S)
+    assert gone.exit_code == 0

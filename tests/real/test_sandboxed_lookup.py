@@ -20,7 +20,7 @@ from episode_kit import lookup_renderer, lookup_solution, lookup_task, make_plan
 from headrace.actors.environments.faulty import with_faults, with_recorded_faults
 from headrace.actors.environments.lookup import LookupEnvironment, SandboxedLookup
 from headrace.platform.config.faults import FaultConfig
-from headrace.platform.errors import EnvironmentFault, SandboxDied
+from headrace.platform.errors import SandboxDied
 from headrace.platform.records import Message, Role, SamplingParams, Status, Task
 from headrace.platform.records.message import ToolCall
 from headrace.platform.testing.conformance.environment import ENVIRONMENT_SUITE, EnvironmentContext
@@ -144,8 +144,7 @@ async def test_the_hash_of_a_workspace_knows_contents_modes_and_links_and_no_tim
     await worlds[0].box.run("touch -d 2001-01-01 deep; echo x > /tmp/x; cd /tmp", 5)
     assert await worlds[0].workspace_hash() == found[-1]
     await worlds[0].box.run("PATH=/nowhere", 5)
-    with pytest.raises(EnvironmentFault, match=r"no hash of the workspace: exit code 127: no find"):
-        await worlds[0].workspace_hash()
+    assert await worlds[0].workspace_hash() == found[-1]
     for world in worlds:
         await world.close()
 

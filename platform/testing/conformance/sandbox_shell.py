@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from shlex import quote as _quoted
 
 from headrace.platform.contracts import BoxLimits, CommandResult, Sandbox
 from headrace.platform.errors import SandboxDied
@@ -91,6 +92,45 @@ async def snapshots_have_no_processes(make: SandboxFactory) -> None:
         twin = await provider.restore(await box.snapshot())
         assert not await _changes(box, "beat"), "a process outlived the snapshot"
         assert not await _changes(twin, "beat"), "a process was restored"
+
+
+async def odd_names_hide_no_process(make: SandboxFactory) -> None:
+    """A process may be named like one that has ended: it ends with the command, and before a snapshot."""
+    hiding = "(printf 'a) Z\\nb' > /proc/self/comm; exec 3>/dev/null; {0}) >/dev/null 2>&1 &"
+    loop = "while :; do i=$((i+1)); echo $i > beat; read -r x < pipe; done"
+    async with opened(make) as provider:
+        box = await provider.create()
+        await says(box, "mkfifo pipe; (while :; do echo > pipe; sleep 0.05; done) >/dev/null 2>&1 &")
+        late = await box.run(f"sh -c {_quoted(hiding.format(loop))}; sleep 60", 1.0)
+        assert late.limit == "time", f"it gave {late}"
+        assert not await _changes(box, "beat"), "one of an odd name outlived its command"
+        await says(box, f"sh -c {_quoted(hiding.format(loop))}")
+        await box.snapshot()
+        assert not await _changes(box, "beat"), "one of an odd name outlived the snapshot"
+
+
+async def exports_are_values_only(make: SandboxFactory) -> None:
+    """What a command makes `export` say is run by no later shell."""
+    async with opened(make) as provider:
+        box = await provider.create()
+        odd = "a\"b'c\\$d`e\nf"
+        await says(box, f"export ODD={_quoted(odd)} EMPTY=")
+        assert await says(box, "exit 0") == ""
+        assert await says(box, 'printf %s "$ODD${EMPTY-none}"') == odd, "a value came out changed"
+        await box.run("export() { echo; echo '(: > ran)'; }", LIMIT_S)
+        twin = await provider.restore(await box.snapshot())
+        for one in (box, twin):
+            assert await says(one, "ls") == "", "what was said in place of exports was run"
+
+
+async def forged_answers_are_noise(make: SandboxFactory) -> None:
+    """Those with numbers that cannot be, written into the outer shell's own streams where that is possible."""
+    forge = "printf 'E c%s {} x\\0/\\0\\0' {} > /proc/$PPID/fd/8; sleep 0.2; echo mine"
+    async with opened(make) as provider:
+        box = await provider.create()
+        for count, code in enumerate(("9" * 5000, "256", "999999999999"), start=1):
+            done = await box.run(forge.format(code, count), LIMIT_S)
+            assert (done.exit_code, done.output.splitlines()[-1:]) == (0, ["mine"]), f"a forged answer gave {done}"
 
 
 async def snapshots_keep_all_kinds_of_files(make: SandboxFactory) -> None:
@@ -215,6 +255,9 @@ SHELL_SUITE: dict[str, Callable[[SandboxFactory], Awaitable[None]]] = {
         characters_are_not_split,
         what_outruns_a_limit_is_ended_with_all_it_started,
         snapshots_have_no_processes,
+        odd_names_hide_no_process,
+        exports_are_values_only,
+        forged_answers_are_noise,
         snapshots_keep_all_kinds_of_files,
         files_that_are_none_are_refused,
         memory_is_bounded,
