@@ -31,7 +31,7 @@ async def measured_success(config: RunConfig, folder: Path, tasks: int) -> float
     await engine.load(manifest, str(folder))
     renderer, worlds = load_renderer(folder), Worlds(config.environments, "dev", config.seed)
     worlds.open_resources()
-    scorers = build_scorers(config)
+    scorers = build_scorers(config.environments)
 
     async def play(position: int) -> PlayedEpisode:
         setting = worlds.setting(position)

@@ -9,25 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headrace.actors.environments.registry import environment_kind
 from headrace.actors.plan import AsyncScorer
 from headrace.actors.replaying.report import ReplayReport, difference_of_texts
-from headrace.actors.scoring.pool import build_scorer_process
-from headrace.platform.config.environments import EnvironmentConfig
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.message import RewardComponent
 from headrace.platform.records.status import FaultOwner
 from headrace.platform.records.tables import RewardRow
-
-
-def todays_graders(configs: Iterable[EnvironmentConfig]) -> dict[str, AsyncScorer]:
-    """By environment: the recipe's, else what the environment brings. Each starts its process when needed.
-
-    Raises:
-        ConfigError: a recipe's grader is not there.
-    """
-    chosen = {each.known_as: each.scorer or environment_kind(each.name).scorer for each in configs}
-    return {name: build_scorer_process(config) for name, config in chosen.items() if config is not None}
 
 
 async def graded_again(

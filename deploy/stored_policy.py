@@ -39,7 +39,7 @@ async def stored_policy(root: RunRoot, version: str, config: RunConfig) -> Async
         RegistryError: its files are torn or altered.
     """
     manifest, folder = await open_version(root, version)
-    renderer, scorers = load_renderer(folder), build_scorers(config)
+    renderer, scorers = load_renderer(folder), build_scorers(config.environments)
     engine = build_engine(config, folder, "replay", inline=True)
     try:
         await engine.load(manifest, str(folder))

@@ -26,9 +26,9 @@ from headrace.actors.outcomes import outcome_of
 from headrace.actors.plan import EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worlds import Worlds
-from headrace.deploy.regrading import todays_graders
 from headrace.deploy.replaying import Tally, replay_all, run_config
 from headrace.deploy.stored_policy import StoredPolicy, stored_policy
+from headrace.deploy.wiring import build_scorers
 from headrace.platform.config.environments import EnvironmentConfig
 from headrace.platform.errors import ConfigError, NotFound, RunFailed, SchemaError
 from headrace.platform.evaluation.comparison import Comparison, compare
@@ -230,7 +230,7 @@ async def _checked(
     seed: int,
     rewards: Mapping[str, Sequence[RewardRow]],
 ) -> Tally:
-    graders = await asyncio.to_thread(todays_graders, configs)
+    graders = await asyncio.to_thread(build_scorers, configs)
     try:
         return await replay_all(episodes, configs, seed, rewards=rewards, graders=graders)
     finally:

@@ -7,7 +7,7 @@ without torch.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from headrace.actors.worlds import Worlds
 from headrace.deploy.context import POLICY_ID, RunContext
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
-from headrace.platform.config import RunConfig
+from headrace.platform.config import EnvironmentConfig, RunConfig
 from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
@@ -255,20 +255,20 @@ def assemble_worker(
             outbox=Outbox(context.local("outbox") / worker_id, context.run),
         ),
         lambda split: Worlds(config.environments, split, config.seed, config.curriculum, resources),
-        build_scorers(config),
+        build_scorers(config.environments),
         part=part,
         replace_replica=replace_replica,
     )
 
 
-def build_scorers(config: RunConfig) -> dict[str, AsyncScorer]:
-    """Scorers by environment: the recipe's, else what the environment brings. Each starts its process when needed."""
-    scorers: dict[str, AsyncScorer] = {}
-    for environment in config.environments:
-        scorer = environment.scorer or environment_kind(environment.name).scorer
-        if scorer is not None:
-            scorers[environment.known_as] = build_scorer_process(scorer)
-    return scorers
+def build_scorers(environments: Iterable[EnvironmentConfig]) -> dict[str, AsyncScorer]:
+    """Scorers by environment: the recipe's, else what the environment brings. Each starts its process when needed.
+
+    Raises:
+        ConfigError: a recipe's scorer is not there.
+    """
+    chosen = {each.known_as: each.scorer or environment_kind(each.name).scorer for each in environments}
+    return {name: build_scorer_process(config) for name, config in chosen.items() if config is not None}
 
 
 async def build_worker(
