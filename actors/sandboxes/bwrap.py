@@ -8,7 +8,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from headrace.actors.sandboxes.root import closing, root_arguments, write_etc
+from headrace.actors.sandboxes.root import root_arguments, write_root
 from headrace.actors.sandboxes.seccomp import filter_descriptor, why_no_filter
 from headrace.platform.errors import ConfigError
 
@@ -58,12 +58,12 @@ def _probed(state: str) -> str:
 def _tried(bwrap: str, folder: Path) -> str:
     for name in ("base", "up", "work"):
         (folder / name).mkdir()
-    write_etc(folder / "etc", network=False)
+    write_root(folder / "root", network=False)
     filters = filter_descriptor()
     try:
         mounts = ["--overlay-src", "base", "--overlay", "up", "work", "/workspace"]
         mounts = [str(folder / word) if word in ("base", "up", "work") else word for word in mounts]
-        argv = [bwrap, *root_arguments(folder / "etc", False), *mounts, *closing("/workspace")]
+        argv = [bwrap, *root_arguments(folder / "root", False), *mounts, "--chdir", "/workspace"]
         argv += ["--seccomp", str(filters), "--", "/bin/sh", "-c", ": > made"]
         done = subprocess.run(
             argv, env={}, pass_fds=(filters,), stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S

@@ -17,9 +17,13 @@ from headrace.platform.contracts import BoxLimits
 NEEDED = ("memory", "pids", "cpu")
 SPARE_PROCESSES = 3
 """bwrap and the two shells of a box are processes too, and not the agent's."""
+_SHELLS = 2
+"""Those are in its groups; bwrap is not."""
 _PERIOD_US = 100_000
 _REMOVE_S = 2.0
 _TICK_S = 0.005
+_CHARGED_SHARE = 16
+"""Groups are used again while no more than this part of the limit is charged to them."""
 
 
 class Parents:
@@ -44,6 +48,7 @@ class Group:
 
     def __init__(self, parents: Parents, name: str, limits: BoxLimits) -> None:
         self._memory: tuple[Path, int] | None = None
+        self._most_charged = (limits.memory_mb << 20) // _CHARGED_SHARE
         self.paths = parents.named(name)
         try:
             for path in self.paths:
@@ -63,13 +68,17 @@ class Group:
         for path in self.paths:
             _write(path / "cgroup.procs", pid)
 
-    def holds(self, pid: int) -> bool:
-        """Whether the process is in them."""
-        try:
-            places = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-        except OSError:
+    def is_fresh(self) -> bool:
+        """Whether they are as good as new: nothing is in them, and little is charged to them. Kills so far count no
+        more."""
+        if _words(self.paths[0] / "cgroup.procs"):  # the others hold the same processes
             return False
-        return all(any(place.endswith(f"/{path.name}") for place in places) for path in self.paths)
+        self._seen_kills = self._kills()
+        if self._memory is None:
+            return True
+        path, version = self._memory
+        used = _words(path / ("memory.usage_in_bytes" if version == 1 else "memory.current"))
+        return bool(used) and int(used[0]) < self._most_charged
 
     def memory_kill(self) -> bool:
         """Whether the kernel killed something for memory since this was last asked."""
@@ -189,7 +198,7 @@ def _limit(path: Path, version: int, controller: str, limits: BoxLimits) -> None
             else:
                 _write(path / "memory.swap.max", 0)
     elif controller == "pids":
-        _write(path / "pids.max", limits.pids + SPARE_PROCESSES)
+        _write(path / "pids.max", limits.pids + _SHELLS)
     elif version == 1:
         _write(path / "cpu.cfs_period_us", _PERIOD_US)
         _write(path / "cpu.cfs_quota_us", quota)

@@ -39,16 +39,18 @@ from headrace.actors.sandboxes.docker_host import (
     unfit_for_boxes,
     write_start,
 )
-from headrace.actors.sandboxes.provider import LOOK_S, START_S, BoxProvider
+from headrace.actors.sandboxes.docker_sizes import Sizes
+from headrace.actors.sandboxes.provider import START_S, BoxProvider
 from headrace.actors.sandboxes.reaping import Owner
 from headrace.actors.sandboxes.script import shell_argv
 from headrace.actors.sandboxes.shell import Shell, ShellState
+from headrace.actors.sandboxes.threads import QUICK, TREES
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.errors import ConfigError, SandboxDied
 
 OWNER, HOST, BOX, PROVIDER = "headrace.owner", "headrace.host", "headrace.box", "headrace.provider"
 """Labels: the process that a container or image belongs to, its machine; the box's number; the provider."""
-_CALL_S, _THREADS = 60.0, 16
+_CALL_S, _THREADS, _HELD_THREADS = 60.0, 16, 64
 _GONE_S, _TICK_S = 20.0, 0.01
 _SHM_MB, _FILES = 16, 1024
 _SHELLS = 2
@@ -78,7 +80,7 @@ def _connect(timeout_s: float) -> tuple[Any, Mapping[str, Any]]:
     client = None
     try:
         knock(url)
-        client = docker.APIClient(base_url=url, timeout=timeout_s, max_pool_size=_THREADS)
+        client = docker.APIClient(base_url=url, timeout=timeout_s, max_pool_size=_THREADS + _HELD_THREADS)
         about: Mapping[str, Any] = client.info()
         if unfit := unfit_for_boxes(about):
             raise ConfigError(f"the Docker daemon at {url} {unfit}")
@@ -99,6 +101,7 @@ class Engine:
         self._client, about = _connect(_CALL_S)
         self.cpus = int(about["NCPU"])
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="headrace-docker")
+        self._held = ThreadPoolExecutor(_HELD_THREADS, thread_name_prefix="headrace-docker-held")
         self.closed = False
 
     def about_image(self, name: str) -> Mapping[str, Any]:
@@ -125,6 +128,10 @@ class Engine:
         """Do something with the client. Raises SandboxDied when the daemon refuses it, or is gone."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._do, work)
 
+    async def held(self, work: Callable[[Any], T]) -> T:
+        """The same for what a box may hold up: in threads apart, so that only others of its sort wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._held, self._do, work)
+
     async def quietly(self, work: Callable[[Any], object]) -> bool:
         """The same where a refusal is no news; whether it was done."""
         try:
@@ -138,6 +145,7 @@ class Engine:
         if not self.closed:
             self.closed = True
             self._threads.shutdown(wait=False)
+            self._held.shutdown(wait=False)
             self._client.close()
 
     def _do(self, work: Callable[[Any], T]) -> T:
@@ -175,7 +183,7 @@ class DockerProvider(BoxProvider):
         self._name = f"{Owner.this()}-{os.urandom(4).hex()}"
         self._building: asyncio.Task[tuple[str, str]] | None = None
         self._unwanted: list[str] = []
-        self._sizes: tuple[float, dict[str, int]] = (-LOOK_S, {})
+        self.sizes = Sizes(lambda: self.engine.call(self._ask_sizes))
         self._groups: dict[str, ContainerGroup] = {}
 
     async def reap(self) -> int:
@@ -196,17 +204,7 @@ class DockerProvider(BoxProvider):
             if await self.engine.quietly(partial(_remove_image, image=image)):
                 self._unwanted.remove(image)
 
-    async def disk_bytes(self, container: str) -> int:
-        """What a container wrote. One question to the daemon serves all boxes that are looked at in a round."""
-        loop = asyncio.get_running_loop()
-        asked, sizes = self._sizes
-        if loop.time() - asked >= LOOK_S / 2:
-            with contextlib.suppress(SandboxDied):  # a box whose daemon is gone is gone too
-                sizes = await self.engine.call(self._ask_sizes)
-            self._sizes = loop.time(), sizes
-        return sizes.get(container, 0)
-
-    def _ask_sizes(self, client: Any) -> dict[str, int]:
+    def _ask_sizes(self, client: Any) -> Mapping[str, int]:
         found = client.containers(size=True, filters={"label": f"{PROVIDER}={self._name}"})
         return {
             one["Id"]: one.get("SizeRw", 0) + (group.unlinked_bytes() if (group := self._groups.get(one["Id"])) else 0)
@@ -242,7 +240,9 @@ class DockerProvider(BoxProvider):
             await channel.open(connection)
             await self.engine.call(lambda client: client.start(container))
             pid: int = (await self.engine.call(lambda client: client.inspect_container(container)))["State"]["Pid"]
-            self._groups[container], channel.host_pid = ContainerGroup(container, pid), reachable(pid, container)
+            self._groups[container] = ContainerGroup(container, pid)
+            if reachable(pid, container):
+                channel.follow(pid)
             state = snapshot.state if snapshot else ShellState.first(WORKSPACE, {"HOME": WORKSPACE, "TMPDIR": "/tmp"})
             shell = Shell(channel, self.limits, state)
             await shell.listening(START_S)
@@ -258,7 +258,7 @@ class DockerProvider(BoxProvider):
 
     async def _limit_hit(self, container: str) -> str:
         group = self._groups.get(container)
-        return "memory" if group is not None and await asyncio.to_thread(group.memory_kill) else ""
+        return "memory" if group is not None and await QUICK.do(group.memory_kill) else ""
 
     async def _why_gone(self, container: str) -> str:
         """What the daemon still knows of a container that has ended; it is being removed meanwhile."""
@@ -282,7 +282,7 @@ class DockerProvider(BoxProvider):
     async def _build(self) -> tuple[str, str]:
         workspace = Path(self.config.workspace) if self.config.workspace else None
         with tempfile.TemporaryFile() as archive:
-            await asyncio.to_thread(write_start, archive, workspace)
+            await TREES.do(write_start, archive, workspace)
             archive.seek(0)
             return await self.engine.call(lambda client: _build(client, self._image, archive, self._labels({})))
 
@@ -323,7 +323,7 @@ class DockerProvider(BoxProvider):
         )
         return {
             "image": image,
-            "entrypoint": shell_argv(shell, namespace=True),
+            "entrypoint": shell_argv(shell, host=False),
             "host_config": host,
             "user": f"{USER}:{USER}",
             "working_dir": WORKSPACE,

@@ -82,7 +82,7 @@ class DockerBox(Box):
         most = limit + limit // _FRAMES_SHARE + _MOST_SAID
         words = ["/bin/sh", "-c", script, "sh", f"{WORKSPACE}/{path}" if path[0] != "/" else path, *arguments]
         try:
-            found = await self._provider.engine.call(
+            found = await self._provider.engine.held(
                 lambda client: _execute(client, self._container, words, data, most)
             )
         except SandboxDied:
@@ -102,7 +102,7 @@ class DockerBox(Box):
         return output
 
     async def _keep(self, state: ShellState) -> str:
-        if not self._channel.host_pid:
+        if not self._channel.sees:
             there = await self._provider.engine.call(lambda client: client.top(self._container))
             if len(there["Processes"]) > _SHELLS:
                 self.kill("its processes do not end")
@@ -111,7 +111,7 @@ class DockerBox(Box):
         return self._provider.remember(Snapshot(image, state))
 
     async def _over(self) -> str:
-        used = await self._provider.disk_bytes(self._container)
+        used = await self._provider.sizes.of(self._container)
         limit = self.limits.disk_mb
         return f"it was killed at its limit on the disk, {limit} MiB" if used > limit << 20 else ""
 

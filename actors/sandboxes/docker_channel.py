@@ -6,12 +6,16 @@ is gone) is handed in by who made it, so that no Docker library is needed here.
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from headrace.actors.sandboxes.alarm import Alarm
+from headrace.actors.sandboxes.family import Family
 from headrace.actors.sandboxes.processes import Process, end_below, living
+from headrace.actors.sandboxes.threads import ENDS, QUICK
 from headrace.platform.errors import SandboxDied
 
 _HEADER = struct.Struct(">BxxxL")
@@ -43,17 +47,21 @@ class AttachedShell(asyncio.Protocol):
         self._header = bytearray()
         self._control, self._left = False, 0
         self._changed: asyncio.Future[None] | None = None
+        self._late = Alarm(self._wake)
         self._room = asyncio.Event()
         self._room.set()
         self._gone = False
         self._why = ""
-        self.host_pid = 0
-        """The container's first process, where it is one of this machine's that this process may end; else 0."""
+        self._family: Family | None = None
 
     async def open(self, connection: socket.socket) -> None:
         """Take the connection over."""
         connection.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
+
+    def follow(self, host_pid: int) -> None:
+        """Name the container's first process, where it is one of this machine's that this process may end."""
+        self._family = Family(host_pid)
 
     @property
     def alive(self) -> bool:
@@ -62,40 +70,54 @@ class AttachedShell(asyncio.Protocol):
 
     # What the shell asks for.
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, until: float = math.inf) -> None:
         """See `Channel.write`."""
         if self._transport is not None and not self._gone:
             self._transport.write(data)
-            await self._room.wait()
+            if not self._room.is_set():
+                async with asyncio.timeout_at(until if until < math.inf else None):
+                    await self._room.wait()
         if self._gone:
             raise SandboxDied(f"the box is gone: {self.cause()}")
 
-    async def read(self) -> tuple[bool, bytes]:
+    async def read(self, until: float = math.inf, control: bool = True) -> tuple[bool, bytes]:
         """See `Channel.read`."""
-        while not self._frames:
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            if self._frames:
+                error, data = self._frames.popleft()
+                self._waiting -= len(data)
+                if self._transport is not None and not self._gone and self._waiting <= _MOST_WAITING // 2:
+                    self._transport.resume_reading()
+                return error, data
             if self._gone:
                 await self._look_why()
                 return False, b""
-            self._changed = asyncio.get_running_loop().create_future()
+            self._late.set(until)
+            self._changed = loop.create_future()
             await self._changed
-        control, data = self._frames.popleft()
-        self._waiting -= len(data)
-        if self._transport is not None and not self._gone and self._waiting <= _MOST_WAITING // 2:
-            self._transport.resume_reading()
-        return control, data
+        raise TimeoutError
 
     async def interrupt(self) -> None:
         """See `Channel.interrupt`."""
         if not self._gone:
             await self._ask_interrupt()
 
+    @property
+    def sees(self) -> bool:
+        """See `Channel.sees`."""
+        return self._family is not None
+
     async def below(self) -> frozenset[Process] | None:
         """See `Channel.below`."""
-        return await asyncio.to_thread(living, self.host_pid) if self.host_pid else None
+        if self._family is None:
+            return None
+        only = self._family.only_child()
+        return only if only is not None else await QUICK.do(living, self._family.root)
 
     async def end_below(self, but: frozenset[Process]) -> bool:
         """See `Channel.end_below`."""
-        return self._gone or await asyncio.to_thread(end_below, self.host_pid, _END_S, but)
+        return self._gone or self._family is None or await ENDS.do(end_below, self._family.root, _END_S, but)
 
     async def limit_hit(self) -> str:
         """See `Channel.limit_hit`."""
@@ -157,6 +179,9 @@ class AttachedShell(asyncio.Protocol):
 
     def _end(self) -> None:
         self._gone = True
+        self._late.stop()
+        if self._family is not None:
+            self._family.close()
         self._room.set()
         self._wake()
 

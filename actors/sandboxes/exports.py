@@ -3,6 +3,7 @@
 Only names with quoted values are taken from it, and are quoted again before another shell reads them.
 """
 
+import functools
 import re
 
 _LINE = re.compile(
@@ -13,11 +14,16 @@ _LINE = re.compile(
 _PART = re.compile(rb"\"((?:[^\"\\$`]++|\\.)*+)\"|'([^']*+)'|\$'((?:[^'\\]++|\\.)*+)'", re.DOTALL)
 _IN_DOUBLE = re.compile(rb"\\([\"\\$`])")
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_SHORT, _MOST_REMEMBERED = 4096, 64
 _LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v", b"e": b"\x1b"}
 
 
 def exported(said: bytes) -> bytes:
     """Lines that export what `said` (the answer of `export -p`) exports; all else in it is dropped."""
+    return _remembered(said) if len(said) <= _SHORT else _read(said)
+
+
+def _read(said: bytes) -> bytes:
     lines = []
     at = 0
     while at < len(said):
@@ -29,6 +35,10 @@ def exported(said: bytes) -> bytes:
         value = b"" if found[2] is None else b"=" + _quoted(b"".join(map(_plain, _PART.finditer(found[2]))))
         lines.append(b"export " + found[1] + value)
     return b"\n".join(lines)
+
+
+_remembered = functools.lru_cache(_MOST_REMEMBERED)(_read)
+"""Fresh boxes all say the same."""
 
 
 def _plain(part: re.Match[bytes]) -> bytes:

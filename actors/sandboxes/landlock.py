@@ -11,7 +11,6 @@ is not to be used, names and sizes of what may be read are the host's, and there
 headrace runs as root the box keeps that user's id, without any of its capabilities.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -27,6 +26,7 @@ from headrace.actors.sandboxes.process import ProcessBox, ProcessProvider
 from headrace.actors.sandboxes.provider import Box
 from headrace.actors.sandboxes.script import best_shell, shell_argv
 from headrace.actors.sandboxes.shell import ShellState
+from headrace.actors.sandboxes.threads import ENDS, QUICK
 from headrace.platform.contracts import CommandResult
 
 _LAUNCH = Path(__file__).with_name("landlock_launch.py")
@@ -67,14 +67,14 @@ class LandlockBox(ProcessBox):
 
     async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
         """See `Sandbox.run`."""
-        before = set(await asyncio.to_thread(processes.descendants, self._child.pid))
+        before = set(await QUICK.do(processes.descendants, self._child.pid))
         result = await super().run(command, timeout_s, silence_s)
         if result.limit:
-            await asyncio.to_thread(self._end_orphans, before)
+            await ENDS.do(self._end_orphans, before)
         return result
 
     async def _keep(self, state: ShellState) -> str:
-        await asyncio.to_thread(self._end_orphans, set())
+        await ENDS.do(self._end_orphans, set())
         return await super()._keep(state)
 
     def _orphans(self) -> set[int]:
@@ -113,7 +113,7 @@ class LandlockProvider(ProcessProvider):
         """The supervisor, and what it is to confine."""
         etc = [f"/etc/{name}" for name in (*_ETC, *(_NETWORK if self.config.network else ()))]
         specification = {
-            "argv": [*self._limiting(), *shell_argv(best_shell(), False)],
+            "argv": [*self._limiting(), *shell_argv(best_shell(), host=True)],
             "readable": [path for path in (*_READABLE, *etc) if Path(path).exists()],
             "writable": [*map(str, (folder / "workspace", folder / "tmp")), *_WRITABLE],
             "cwd": str(folder / "workspace"),

@@ -6,20 +6,26 @@ that no other process is ever hit by mistake, and are waited for by the loop, wh
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
+from headrace.actors.sandboxes.alarm import Alarm
+from headrace.actors.sandboxes.family import Family
 from headrace.actors.sandboxes.processes import Process, descendants, end_below, living
+from headrace.actors.sandboxes.threads import ENDS, QUICK
 from headrace.platform.errors import SandboxDied
 
 _CHUNK = 1 << 16
 _MOST_WAITING = 1 << 18
 _END_S = 5.0
+_LATE_S = 0.05
+"""How long what comes on standard error alone may lie there, where `read` is told that it has time."""
 
 
 class PipedProcess:
@@ -47,25 +53,28 @@ class PipedProcess:
             stderr=subprocess.PIPE,
         )
         assert self._child.stdin and self._child.stdout and self._child.stderr
-        self._in = self._child.stdin.fileno()
-        self._sources = {self._child.stdout.fileno(): False, self._child.stderr.fileno(): True}
-        for pipe in (self._in, *self._sources):
+        self._in, self._out, self._err = (
+            pipe.fileno() for pipe in (self._child.stdin, self._child.stdout, self._child.stderr)
+        )
+        for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe, False)
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._queue: deque[tuple[bool, bytes]] = deque()
         self._waiting = 0
         self._reader: asyncio.Future[None] | None = None
-        self._paused: set[int] = set()
+        self._late = Alarm(self._wake)
+        self._open = {self._out, self._err}
+        self._watched: set[int] = set()
         self._why = ""
         self._gone = False
         self._pidfd = os.pidfd_open(self._child.pid)
         self._shell: int | None = None
         self._root = 0
+        self._family: Family | None = None
         self.watchers: frozenset[Process] = frozenset()
         """Below the process that is followed, but none of the box's: where that one is not the shell itself."""
         self._loop.add_reader(self._pidfd, self._child_ended)
-        for source in self._sources:
-            self._loop.add_reader(source, self._readable, source)
+        self._watch(patient=False)
 
     @property
     def pid(self) -> int:
@@ -81,7 +90,7 @@ class PipedProcess:
         """Name the shell's process: a descendant of the child, or the child itself. Raises SandboxDied."""
         try:
             self._shell = os.pidfd_open(pid)
-            self._root = pid
+            self._root, self._family = pid, Family(pid)
         except OSError as error:
             raise SandboxDied(f"the box is gone: its shell ended as it began ({error.strerror})") from None
         self._loop.add_reader(self._shell, self._shell_ended)
@@ -94,7 +103,7 @@ class PipedProcess:
         poll.register(self._shell, select.POLLIN)
         return not poll.poll(0)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, until: float = math.inf) -> None:
         """See `Channel.write`."""
         left = memoryview(data)
         while left:
@@ -103,38 +112,48 @@ class PipedProcess:
             try:
                 left = left[os.write(self._in, left) :]
             except BlockingIOError:
-                await self._writable()
+                await self._writable(until)
             except OSError:
                 raise SandboxDied(f"the box is gone: {self.cause()}") from None
 
-    async def read(self) -> tuple[bool, bytes]:
+    async def read(self, until: float = math.inf, control: bool = True) -> tuple[bool, bytes]:
         """See `Channel.read`."""
-        while not self._queue:
+        patient = not control
+        while (now := self._loop.time()) < until:
+            if self._queue:
+                error, data = self._queue.popleft()
+                self._waiting -= len(data)
+                return error, data
             if self._gone:
                 return False, b""
+            self._watch(patient)
+            self._late.set(min(until, now + _LATE_S) if patient else until)
             self._reader = self._loop.create_future()
             await self._reader
-        control, data = self._queue.popleft()
-        self._waiting -= len(data)
-        if self._paused and self._waiting < _MOST_WAITING // 2:
-            for source in self._paused:
-                self._loop.add_reader(source, self._readable, source)
-            self._paused.clear()
-        return control, data
+            patient = patient and self._loop.time() < now + _LATE_S
+        raise TimeoutError
 
     async def interrupt(self) -> None:
         """See `Channel.interrupt`."""
         self._send(signal.SIGUSR1)
 
+    @property
+    def sees(self) -> bool:
+        """See `Channel.sees`."""
+        return True
+
     async def below(self) -> frozenset[Process] | None:
         """See `Channel.below`."""
+        # A watcher may have threads, and children of each.
+        if self._family and not self.watchers and (found := self._family.only_child()) is not None:
+            return found
         if not self.shell_runs():
             return frozenset()
-        return await asyncio.to_thread(living, self._root)
+        return await QUICK.do(living, self._root)
 
     async def end_below(self, but: frozenset[Process]) -> bool:
         """See `Channel.end_below`."""
-        return not self.shell_runs() or await asyncio.to_thread(end_below, self._root, _END_S, but, self.watchers)
+        return not self.shell_runs() or await ENDS.do(end_below, self._root, _END_S, but, self.watchers)
 
     async def limit_hit(self) -> str:
         """See `Channel.limit_hit`; there are none that this knows of."""
@@ -174,31 +193,56 @@ class PipedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    async def _writable(self) -> None:
+    async def _writable(self, until: float) -> None:
         ready = self._loop.create_future()
         self._loop.add_writer(self._in, lambda: None if ready.done() else ready.set_result(None))
         try:
-            await asyncio.wait([ready, self.ended], return_when=asyncio.FIRST_COMPLETED)
+            left = until - self._loop.time() if until < math.inf else None
+            done, _ = await asyncio.wait([ready, self.ended], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not self.ended.done():
                 self._loop.remove_writer(self._in)
+        if not done:
+            raise TimeoutError
+
+    def _watch(self, patient: bool) -> None:
+        """Have the loop tell what comes. Patient: on standard error only together with what comes on standard output,
+        so that a command wakes the loop once."""
+        wanted = self._open - {self._err} if patient else self._open
+        if wanted != self._watched:
+            self._unwatch(self._watched - wanted)
+            for source in wanted - self._watched:
+                self._loop.add_reader(source, self._readable, source)
+            self._watched = set(wanted)
+
+    def _unwatch(self, sources: Set[int]) -> None:
+        for source in sources:
+            self._loop.remove_reader(source)
+        self._watched -= sources
 
     def _readable(self, source: int) -> None:
+        self._take(source)
+        if source == self._out and self._err not in self._watched:
+            self._take(self._err)  # after the other: it was written first
+        if self._waiting > _MOST_WAITING:
+            self._unwatch(self._watched)  # until all of it was read
+        self._wake()
+
+    def _take(self, source: int) -> None:
+        if source not in self._open:
+            return
         try:
             data = os.read(source, _CHUNK)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
-            self._loop.remove_reader(source)
-            return
-        self._queue.append((self._sources[source], data))
-        self._waiting += len(data)
-        if self._waiting > _MOST_WAITING:
-            self._loop.remove_reader(source)
-            self._paused.add(source)
-        self._wake()
+        if data:
+            self._queue.append((source == self._err, data))
+            self._waiting += len(data)
+        else:
+            self._open.discard(source)
+            self._unwatch({source})
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -212,18 +256,20 @@ class PipedProcess:
     def _last_words(self) -> None:
         """What is still in the pipes, once; then the box is gone."""
         if not self._gone:
-            for source in self._sources:
-                self._loop.remove_reader(source)
+            for source in (self._out, self._err):
                 if self._waiting <= _MOST_WAITING:
-                    self._readable(source)
-                self._loop.remove_reader(source)
-            self._paused.clear()
+                    self._take(source)
+            self._unwatch(self._open)
             self._gone = True
         self._wake()
 
     def _child_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self._last_words()
+        self._late.stop()
+        if self._family is not None:
+            self._family.close()
+            self._family = None
         if self._shell is not None:
             self._loop.remove_reader(self._shell)
             os.close(self._shell)

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 from headrace.actors.sandboxes import files, layers, processes
 from headrace.actors.sandboxes.layers import Layer, Snapshot
-from headrace.actors.sandboxes.looking import looked
 from headrace.actors.sandboxes.piped_process import PipedProcess
 from headrace.actors.sandboxes.provider import START_S, Box, BoxProvider
 from headrace.actors.sandboxes.reaping import MARKER, OwnedFolder, box_folder, reap
 from headrace.actors.sandboxes.script import best_shell, shell_argv
 from headrace.actors.sandboxes.shell import Shell, ShellState
+from headrace.actors.sandboxes.threads import ENDS, FILES, LOOKS, TREES
 from headrace.actors.sandboxes.trees import copy_layer, remove_tree, used_bytes
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.contracts import BoxLimits
@@ -63,7 +63,7 @@ class ProcessBox(Box):
     async def _in_folder(self, act: Callable[[int], T]) -> T:
         if not self._child.shell_runs():
             raise self.shell.died()
-        return await asyncio.to_thread(self._with_root, act)
+        return await FILES.do(self._with_root, act)
 
     def _with_root(self, act: Callable[[int], T]) -> T:
         """Open, act and close, all in one thread: a cancelled call's thread goes on, with a descriptor of its own."""
@@ -82,7 +82,7 @@ class ProcessBox(Box):
     async def _keep(self, state: ShellState) -> str:
         target = self._provider.new_layer()
         await self._provider.whole(
-            asyncio.to_thread(layers.copy_upper, (), self._folder, target, self.limits.disk_mb << 20),
+            TREES.do(layers.copy_upper, (), self._folder, target, self.limits.disk_mb << 20),
             lambda: remove_tree(target),
         )
         old, new = os.fsencode(self._folder), os.fsencode(target)
@@ -90,7 +90,7 @@ class ProcessBox(Box):
         return self._provider.remember(Snapshot(layers=[Layer(path=target)], state=moved))
 
     async def _over(self) -> str:
-        return await looked(partial(_passed, self._child.pid, self._folder, self.limits))
+        return await LOOKS.do(_passed, self._child.pid, self._folder, self.limits)
 
     def _kill(self, why: str) -> None:
         self._child.kill(why)
@@ -117,7 +117,7 @@ class ProcessProvider(BoxProvider):
 
     async def reap(self) -> int:
         """See `SandboxProvider.reap`."""
-        return await asyncio.to_thread(reap, self.state)
+        return await TREES.do(reap, self.state)
 
     def new_layer(self) -> Path:
         """Where the next snapshot's files go."""
@@ -126,7 +126,7 @@ class ProcessProvider(BoxProvider):
 
     def argv(self, folder: Path) -> list[str]:
         """How the shell of the box in `folder` is started. A kind that confines it does so here."""
-        return shell_argv(best_shell(), False)
+        return shell_argv(best_shell(), host=True)
 
     def rlimits(self) -> dict[int, int]:
         """The limits that the process which `argv` begins sets for itself and for all that it starts."""
@@ -135,7 +135,7 @@ class ProcessProvider(BoxProvider):
     async def _start(self, number: int, snapshot: Any) -> Box:
         folder = box_folder(self._folder(), number)
         child: PipedProcess | None = None
-        filled = asyncio.create_task(asyncio.to_thread(self._fill, folder, snapshot))
+        filled = asyncio.create_task(TREES.do(self._fill, folder, snapshot))
         try:
             await asyncio.shield(filled)
             limits = ",".join(f"{kind}={most}" for kind, most in self.rlimits().items())
@@ -167,7 +167,7 @@ class ProcessProvider(BoxProvider):
 
     async def _release(self) -> None:
         if self._owned is not None:
-            await asyncio.to_thread(self._owned.remove)
+            await TREES.do(self._owned.remove)
 
     def _folder(self) -> Path:
         if self._owned is None:
@@ -179,10 +179,10 @@ async def end_process_box(child: PipedProcess | None, folder: Path) -> None:
     """End the shell, all below it, and what carries the box's mark; then remove the folder."""
     if child is not None:
         if child.shell_runs():
-            await asyncio.to_thread(processes.end_below, child.pid, _END_S)
+            await ENDS.do(processes.end_below, child.pid, _END_S)
         await child.close()
-        await asyncio.to_thread(_end_marked, folder)
-    await asyncio.to_thread(remove_tree, folder)
+        await ENDS.do(_end_marked, folder)
+    await TREES.do(remove_tree, folder)
 
 
 async def _after(filled: "asyncio.Task[None]", end: Coroutine[Any, Any, None]) -> None:

@@ -2,7 +2,7 @@
 
     create/restore ─► room for one (P21) ─► `_start` of the kind ─► Box ── run/read/write ─► Shell ─► channel
                                                                     │
-    one housekeeping task a provider: every LOOK_S `look` of each box (disk, memory, processes), every REAP_S `reap`
+    one task a box: every LOOK_S `look` (disk, memory, processes); one a provider: every REAP_S `reap`
 
 Invariants: a start that fails or is cancelled leaves no process, folder, group or room taken (case X4); a box gives its
 room back once, when it has ended; nothing here blocks the loop.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.actors.sandboxes.shell import Shell, ShellState
+from headrace.actors.sandboxes.threads import TREES
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.contracts import BoxLimits, CommandResult, Sandbox
 from headrace.platform.errors import SandboxDied
@@ -32,8 +33,10 @@ LOOK_S = 0.25
 REAP_S = 5.0
 _NO_LIMIT = 1 << 30
 _MOST_ENDING = 8
+_MOST_FILES = 2
+"""Of one box at once: it may hold up its own, not everybody's."""
 _SHARE = 4.0
-"""Of its time, housekeeping leaves this many parts to everything else for each that it takes."""
+"""A look leaves this many parts of the time to everything else for each that it takes."""
 
 
 class Box(ABC):
@@ -46,6 +49,8 @@ class Box(ABC):
         self.shell = shell
         self.limits = limits
         self._closing: asyncio.Task[None] | None = None
+        self._files = asyncio.Semaphore(_MOST_FILES)
+        self.killed = False
         self.when_closed: Callable[[], None] = lambda: None
 
     async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
@@ -55,13 +60,15 @@ class Box(ABC):
 
     async def read(self, path: str) -> bytes:
         """See `Sandbox.read`."""
-        self._check_open()
-        return await self._read(path, self.limits.file_mb << 20)
+        async with self._files:
+            self._check_open()
+            return await self._read(path, self.limits.file_mb << 20)
 
     async def write(self, path: str, data: bytes) -> None:
         """See `Sandbox.write`."""
-        self._check_open()
-        await self._write(path, data, self.limits.file_mb << 20)
+        async with self._files:
+            self._check_open()
+            await self._write(path, data, self.limits.file_mb << 20)
 
     async def snapshot(self) -> str:
         """See `Sandbox.snapshot`."""
@@ -82,12 +89,14 @@ class Box(ABC):
 
     def kill(self, why: str) -> None:
         """End its processes at once; `why` is what every later call says."""
+        self.killed = True
         self.shell.give_up(why)
         self._kill(why)
 
     async def look(self) -> None:
-        """Kill it when it is over a limit that the kernel does not hold."""
-        if self._closing is None and not self.shell.gone and (over := await self._over()):
+        """Kill it when it is over a limit that the kernel does not hold. What runs in it may outlive its shell's
+        answers."""
+        if self._closing is None and not self.killed and (over := await self._over()):
             self.kill(over)
 
     def _check_open(self) -> None:
@@ -137,6 +146,7 @@ class BoxProvider(ABC):
         self._snapshots: dict[str, Any] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._made = self._starting = 0
         self._started = asyncio.Event()
         self._closed = False
@@ -232,6 +242,7 @@ class BoxProvider(ABC):
             self._starting -= 1
             self._started.set()
         self._boxes[box.sandbox_id] = box
+        self._looks[box.sandbox_id] = asyncio.create_task(_look_after(box))
         box.when_closed = lambda: self._leave(box)
         if self._is_closed():
             await box.close()
@@ -243,26 +254,17 @@ class BoxProvider(ABC):
 
     def _leave(self, box: Box) -> None:
         if self._boxes.pop(box.sandbox_id, None) is not None:
+            self._looks.pop(box.sandbox_id).cancel()
             self._room.release()
 
     async def _keep_house(self) -> None:
-        """Look after boxes and leftovers. What goes wrong with one is no reason to let the others go."""
-        loop = asyncio.get_running_loop()
-        reaped = -REAP_S
+        """Look for leftovers. What goes wrong with some is no reason to let those that come later lie."""
         while True:
-            began = loop.time()
-            if began - reaped >= REAP_S:
-                try:
-                    await self.reap()
-                except Exception:
-                    _log.warning("sandboxes: leftovers were not removed", exc_info=True)
-                reaped = began
-            for box in list(self._boxes.values()):
-                try:
-                    await box.look()
-                except Exception as error:  # a box that cannot be measured is a box without limits
-                    box.kill(f"what it uses cannot be measured: {error}")
-            await asyncio.sleep(max(LOOK_S, _SHARE * (loop.time() - began)))
+            try:
+                await self.reap()
+            except Exception:
+                _log.warning("sandboxes: leftovers were not removed", exc_info=True)
+            await asyncio.sleep(REAP_S)
 
     @abstractmethod
     async def _start(self, number: int, snapshot: Any) -> Box:
@@ -277,9 +279,28 @@ class BoxProvider(ABC):
         """Let go of what the provider has besides boxes and snapshots. Called by every `close`."""
 
 
+def pause_s(took_s: float) -> float:
+    """How long until the next look, after one that took so long."""
+    return max(LOOK_S, _SHARE * took_s)
+
+
+async def _look_after(box: Box) -> None:
+    """Look at one box as long as it is there, at a pace of its own: one that takes long keeps no other waiting."""
+    loop = asyncio.get_running_loop()
+    pause = LOOK_S
+    while not box.killed:
+        await asyncio.sleep(pause)
+        began = loop.time()
+        try:
+            await box.look()
+        except Exception as error:  # a box that cannot be measured is a box without limits
+            box.kill(f"what it uses cannot be measured: {error}")
+        pause = pause_s(loop.time() - began)
+
+
 async def _cleared(remove: Callable[[], None]) -> None:
     try:
-        await asyncio.to_thread(remove)
+        await TREES.do(remove)
     except OSError:
         _log.warning("sandboxes: something of a box that has ended was not removed", exc_info=True)
 
@@ -287,4 +308,4 @@ async def _cleared(remove: Callable[[], None]) -> None:
 async def _undone(task: "asyncio.Task[Any]", undo: Callable[[], None]) -> None:
     with contextlib.suppress(Exception):  # it left nothing then
         await task
-    await asyncio.to_thread(undo)
+    await TREES.do(undo)

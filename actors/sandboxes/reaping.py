@@ -23,7 +23,7 @@ from headrace.actors.sandboxes.processes import marked
 from headrace.actors.sandboxes.trees import remove_tree
 
 LISTED_GROUPS = "groups"
-"""In a box's folder: the control groups that go with it, one path a line."""
+"""In an owner's folder: the control groups of its boxes, one path a line."""
 MARKER = "HEADRACE_BOX"
 """In the environment of every process of a box without a pid namespace, and of the bwrap of one with: its folder."""
 _BOX = "b"
@@ -126,9 +126,9 @@ def _reap_folder(folder: Path) -> int:
         for pid in marked(f"{MARKER}={box}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        listed = box / LISTED_GROUPS
-        for group in listed.read_text().splitlines() if listed.is_file() else []:
-            remove_group(Path(group))
+    listed = folder / LISTED_GROUPS
+    for group in listed.read_text().splitlines() if listed.is_file() else []:
+        remove_group(Path(group))
     remove_tree(folder)
     return len(boxes)
 

@@ -17,9 +17,25 @@ _FOR_THE_NETWORK = ("resolv.conf", "nsswitch.conf", "services", "ssl/certs", "ss
 _SHM_BYTES = 16 << 20
 
 
-def write_etc(folder: Path, network: bool) -> None:
-    """Make a box's /etc in `folder`: generated files, and copies of those of the host that programs cannot do without.
-    One folder is one mount, and mounts are what a start waits for."""
+_PLACES = ("usr", "proc", "dev", "tmp", "workspace")
+
+
+def write_root(folder: Path, network: bool) -> None:
+    """Make a box's root in `folder`: its /etc, links, and places to mount something at. One folder is one mount, and
+    mounts are what a start waits for."""
+    folder.mkdir(mode=0o755)
+    for name in _PLACES:
+        (folder / name).mkdir(mode=0o755)
+    for top in map(Path, _TOP):
+        if top.is_symlink():
+            (folder / top.name).symlink_to(top.readlink())
+        elif top.is_dir():
+            (folder / top.name).mkdir(mode=0o755)
+    _write_etc(folder / "etc", network)
+
+
+def _write_etc(folder: Path, network: bool) -> None:
+    """Generated files, and copies of those of the host that programs cannot do without."""
     folder.mkdir(mode=0o755)
     for name, text in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS)):
         (folder / name).write_text(text)
@@ -33,18 +49,16 @@ def write_etc(folder: Path, network: bool) -> None:
                 shutil.copyfile(source, target)
 
 
-def root_arguments(etc: Path, network: bool) -> list[str]:
-    """Namespaces, the read-only root, /proc and /dev. What is mounted writable comes after these; then `closing`."""
+def root_arguments(root: Path, network: bool) -> list[str]:
+    """Namespaces, the read-only root that `write_root` made, /proc and /dev. What is mounted writable comes after
+    these."""
     arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
     arguments += ["--as-pid-1", "--uid", str(UID), "--gid", str(UID), "--hostname", "box"]
     arguments += ["--clearenv", "--cap-drop", "ALL", *(["--share-net"] if network else [])]
-    arguments += ["--ro-bind", "/usr", "/usr"]
+    arguments += ["--ro-bind", str(root), "/", "--ro-bind", "/usr", "/usr"]
     for top in map(Path, _TOP):
-        if top.is_symlink():
-            arguments += ["--symlink", str(top.readlink()), str(top)]
-        elif top.is_dir():
+        if top.is_dir() and not top.is_symlink():
             arguments += ["--ro-bind", str(top), str(top)]
-    arguments += ["--ro-bind", str(etc), "/etc"]
     for hidden in _own_code():
         arguments += ["--size", "4096", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
     arguments += ["--proc", "/proc", *_closed_proc(), "--dev", "/dev", "--remount-ro", "/dev"]
@@ -52,17 +66,13 @@ def root_arguments(etc: Path, network: bool) -> list[str]:
 
 
 def _closed_proc() -> list[str]:
-    """What of /proc sets the machine, read-only: where headrace runs as root, the box's user owns these files."""
+    """What of /proc sets the machine, read-only: where headrace runs as root, the box's user owns these files. And the
+    names of its user's keys: containers and logins have some."""
     closed = ["--ro-bind", "/proc/sys", "/proc/sys"]
-    for path in ("/proc/sysrq-trigger", "/proc/mtrr"):
+    for path in ("/proc/sysrq-trigger", "/proc/mtrr", "/proc/keys"):
         if Path(path).exists():
             closed += ["--ro-bind", "/dev/null", path]
     return closed
-
-
-def closing(directory: str) -> list[str]:
-    """After all mounts: nothing else can be written, and the shell begins in `directory`."""
-    return ["--remount-ro", "/", "--chdir", directory]
 
 
 def _own_code() -> Sequence[Path]:

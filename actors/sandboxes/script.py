@@ -8,40 +8,32 @@ It is written for bash, dash and busybox's ash, and starts no program on the way
 
 Messages come on standard input, lines of text:
   `start TOKEN LIFE COUNT KEEP…`  end all processes but KEEP (/proc/PID…; `all` ends none) and those below them, and
-                                  begin an inner shell, which first evaluates the COUNT lines that follow
-  `run ID COUNT`                  evaluate the COUNT lines that follow (read by the inner shell)
+                                  begin an inner shell, which first evaluates the COUNT lines that follow. `host` ends
+                                  none either, and none are listed from now on: the host sees them by itself
+  `ID|COUNT|TEXT`                 evaluate TEXT, or the COUNT lines that follow where that is not 0 (read by the inner
+                                  shell)
 Standard output carries what commands print, and `NUL TOKEN ID NUL` where the output of one ends. Standard error, which
 commands do not have, carries the answers, each of fields that end in NUL:
   `H`                             the outer shell listens
-  `R LIFE LEFT PIDS`, DIRECTORY, EXPORTS
+  EXPORTS, `R LIFE LEFT PIDS`, DIRECTORY
                                   the inner shell is ready; LEFT is 1 when a process would not end. PIDS are those there
-  `E ID CODE PIDS`, DIRECTORY, EXPORTS
+  EXPORTS, `E ID CODE PIDS`, DIRECTORY
                                   a command has ended
-  `D LIFE CODE HIT`               the inner shell is gone (its output ends with the id `-LIFE`); HIT is 1 after SIGUSR1,
+  nothing, `D LIFE CODE HIT`      the inner shell is gone (its output ends with the id `-LIFE`); HIT is 1 after SIGUSR1,
                                   which asks the outer shell to kill it
+An answer is written before the end of the output that it belongs to, so that who waits for that has both.
 """
 
 from pathlib import Path
 
-SCRIPT = r"""
+_BEGIN = r"""
 PATH=/usr/local/bin:/usr/bin:/bin
 _nl='
 '
 exec 7<&0 8>&2 9>&1 >/dev/null 2>&1
-if [ "$1" = namespace ]; then
-  _list() { set -- /proc/[0-9]*; _pids="$*"; }
-else
-  _list() {
-    _pids=; set -- "$$"
-    while [ $# -gt 0 ]; do
-      for _task in /proc/$1/task/*/children; do
-        _kids=; IFS=' ' read -r _kids < "$_task"
-        for _p in $_kids; do _pids="$_pids /proc/$_p"; set -- "$@" "$_p"; done
-      done
-      shift
-    done
-  }
-fi
+"""
+_ENDING = r"""
+_list() { set -- /proc/[0-9]*; _pids="$*"; }
 _state() {  # all lines: the name in it may have several
   _stat=
   while _part=; IFS= read -r _part || [ "$_part" ]; do _stat="$_stat $_part"; done < "$1/stat"
@@ -77,6 +69,9 @@ _end() {
     done
   done
 }
+"""
+_REST = r"""
+_host=; _pids=
 _lines() {
   _text=; _k=$1
   while [ "$_k" -gt 0 ]; do
@@ -85,17 +80,17 @@ _lines() {
 }
 _report() {
   set +efuvx
-  IFS=" $_nl"; _list
+  [ "$_host" ] || { IFS=" $_nl"; _list; }
+  { export -p; printf '\0%s %s %s %s\0%s\0' "$1" "$2" "$3" "$_pids" "$PWD"; } >&8
   printf '\0%s %s\0' "$_token" "$2" >&9
-  { printf '%s %s %s %s\0%s\0' "$1" "$2" "$3" "$_pids" "$PWD"; export -p; printf '\0'; } >&8
 }
 _main() {
   eval "$_text"
   _report R "$_life" "${_left:-0}"
-  while IFS=' ' read -r _verb _id _count && [ "$_verb" = run ]; do
-    _lines "$_count"
+  while IFS='|' read -r _id _count _text; do
+    [ "$_count" = 0 ] || _lines "$_count"
     eval "$_text" </dev/null >&9 2>&9 8>&- 9>&-
-    _report E "$_id" $?
+    _report E "$_id" "$?"
   done
 }
 _hit=; trap '_hit=1' USR1
@@ -103,7 +98,12 @@ printf 'H\0' >&8
 while :; do
   _verb=; IFS=' ' read -r _verb _token _life _count _keep || [ "$_hit" ] || exit
   _hit=; [ "$_verb" = start ] || continue
-  _left=; _keep=" $_keep "; [ "$_keep" = ' all ' ] || _end
+  _left=; _keep=" $_keep "
+  case "$_keep" in
+    ' all ') ;;
+    ' host ') _host=1;;
+    *) _end;;
+  esac
   _lines "$_count"
   set -m; _main <&7 7<&- & _child=$!; set +m
   while :; do
@@ -112,8 +112,8 @@ while :; do
     if [ "$_hit" ]; then kill -KILL "$_child"; wait "$_child"; break; fi
     kill -0 "$_child" || break
   done
+  printf '\0D %s %s %s\0' "$_life" "$_code" "$_hit" >&8
   printf '\0%s %s\0' "$_token" "-$_life" >&9
-  printf 'D %s %s %s\0' "$_life" "$_code" "$_hit" >&8
 done
 """
 
@@ -123,8 +123,8 @@ def best_shell() -> str:
     return next((shell for shell in ("/bin/bash", "/usr/bin/bash") if Path(shell).exists()), "/bin/sh")
 
 
-def shell_argv(shell: str, namespace: bool) -> list[str]:
-    """How to start it: `shell` is a path in the box; `namespace` says that /proc shows the box's processes only (else
-    they are found as the shell's descendants, which asks for PR_SET_CHILD_SUBREAPER)."""
+def shell_argv(shell: str, host: bool) -> list[str]:
+    """How to start it: `shell` is a path in the box. `host`: the host sees and ends what runs in the box, and each
+    `start` will say so; it has to be the one to whom orphans fall. Else /proc has to show the box's processes only."""
     options = ["--norc", "--noprofile"] if shell.endswith("bash") else []
-    return [shell, *options, "-c", SCRIPT, "sh", "namespace" if namespace else "descendants"]
+    return [shell, *options, "-c", _BEGIN + ("" if host else _ENDING) + _REST, "sh"]

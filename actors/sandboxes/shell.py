@@ -10,6 +10,7 @@ SandboxDied from this and every later call (case E13). Opening and closing the c
 """
 
 import asyncio
+import math
 import secrets
 import shlex
 import time
@@ -18,6 +19,8 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.actors.sandboxes import answers
+from headrace.actors.sandboxes.answers import DEAD, ENDED, READY, Answer, Answers
 from headrace.actors.sandboxes.exports import exported
 from headrace.actors.sandboxes.output import Output
 from headrace.actors.sandboxes.processes import Process
@@ -26,9 +29,7 @@ from headrace.platform.errors import SandboxDied
 
 ANSWER_S = 10.0
 """How long the shell may take to answer where it runs nothing of the agent's."""
-_MOST_CONTROL = 1 << 20
 _MOST_NOISE = 1 << 16
-_MOST_FRAMES = 256
 _SEND_S = 2.0
 _AGAIN_S = 0.5
 _FLOOD = 1 << 20
@@ -39,25 +40,31 @@ _SYNTAX = 2
 class Channel(Protocol):
     """The way to a box's shell: its standard streams, and the few things that only who made it can do.
 
-    All raise SandboxDied when the box is gone, except `read`, `cause` and `limit_hit`.
+    All raise SandboxDied when the box is gone, except `read`, `cause` and `limit_hit`. Deadlines are of the loop's
+    clock, and raise TimeoutError; here they cost less than a timer for each call.
     """
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, until: float = math.inf) -> None:
         """To the shell's standard input, all of it."""
 
-    async def read(self) -> tuple[bool, bytes]:
+    async def read(self, until: float = math.inf, control: bool = True) -> tuple[bool, bytes]:
         """What comes next, and whether it is from standard error. (False, b"") says that the box is gone, at once and
-        from then on. Holds a bounded amount: a command that prints faster than this is called waits."""
+        from then on. Holds a bounded amount: a command that prints faster than this is called waits. Without `control`
+        what comes on standard error alone may be told some hundredths of a second later."""
 
     async def interrupt(self) -> None:
         """Send SIGUSR1 to the shell, which then kills the inner one."""
 
+    @property
+    def sees(self) -> bool:
+        """Whether the host sees what runs in the box, and may end it: the same from when the shell listens on."""
+
     async def below(self) -> frozenset[Process] | None:
-        """What runs below the outer shell, as the host sees it; None where it cannot."""
+        """What runs below the outer shell, as the host sees it; None where it does not."""
 
     async def end_below(self, but: frozenset[Process]) -> bool:
         """End all of that from the host, except `but`, whatever the box says; whether nothing is left. Called only
-        where `below` can see it."""
+        where the host sees it."""
 
     async def limit_hit(self) -> str:
         """The limit of the box that has killed a process since this was last asked: "memory", or ""."""
@@ -89,12 +96,12 @@ class Shell:
         self._home = home
         self._state = state
         self._pids = b"all"
-        self._control = bytearray()
+        self._answers = Answers()
+        self._said = b""  # the exports of `_state`, as the shell says them
         self._lives = self._commands = 0
         self._last: Output | None = None
         self._unfinished = False
         self._still = False  # the inner shell has ended, and no other was asked for
-        self._noise = 0
         self._before: frozenset[Process] | None = None
         self._gone = ""
 
@@ -122,19 +129,18 @@ class Shell:
         Raises:
             SandboxDied: it did not come up in time, or said something else; with the beginning of what it said.
         """
-        heard = bytearray()
+        heard, answer = bytearray(), bytearray()
+        until = time.monotonic() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
-                while bytes(self._control[-2:]) != b"H\0":
-                    control, data = await self._channel.read()
-                    if not data:
-                        raise self._died(self._channel.cause() + _said(heard + self._control))
-                    (self._control if control else heard).extend(data)
-                    if len(heard) + len(self._control) > _MOST_NOISE:
-                        raise self._died("it never got ready" + _said(heard + self._control))
+            while bytes(answer[-2:]) != b"H\0":
+                control, data = await self._channel.read(until)
+                if not data:
+                    raise self._died(self._channel.cause() + _said(heard + answer))
+                (answer if control else heard).extend(data)
+                if len(heard) + len(answer) > _MOST_NOISE:
+                    raise self._died("it never got ready" + _said(heard + answer))
         except TimeoutError:
-            raise self._died(f"it was not ready within {deadline_s:g} s" + _said(heard + self._control)) from None
-        self._control.clear()
+            raise self._died(f"it was not ready within {deadline_s:g} s" + _said(heard + answer)) from None
 
     async def begin(self) -> None:
         """Start the inner shell, in the state given. Raises SandboxDied."""
@@ -142,7 +148,8 @@ class Shell:
 
     async def run(self, command: str, timeout_s: float, silence_s: float | None = None) -> CommandResult:
         """See `Sandbox.run`."""
-        await self._finish()
+        if self._gone or self._unfinished or self._still:
+            await self._finish()
         if "\0" in command:
             return CommandResult(_SYNTAX, "syntax error: a command cannot contain the character NUL\n")
         silence_s = self._limits.silence_s if silence_s is None else silence_s
@@ -152,20 +159,22 @@ class Shell:
         self._before = await self._channel.below()
         began = time.monotonic()
         self._unfinished = True
-        await self._send(f"run {name}", command.encode("utf-8", errors="replace"), max(timeout_s, _SEND_S))
+        await self._send(answers.run(name, command.encode("utf-8", errors="replace")), max(timeout_s, _SEND_S))
         code: int | None = None
         try:
-            frame = await self._until_ended(output, began + timeout_s, silence_s)
+            answer = await self._until_ended(output, began + timeout_s, silence_s)
         except _Late as late:
             limit, seconds = str(late), time.monotonic() - began
             await self._cut_off(output)
         else:
-            code, seconds = int(frame[2]), time.monotonic() - began
+            code, seconds = answer.code, time.monotonic() - began
             limit = await self._channel.limit_hit() if code else ""
-            if frame[0] == b"D":
+            if answer.kind == DEAD:
+                if answer.was_hit:  # by something in the box, which may go on with it
+                    await self._ended_all()
                 await self._begin(b"all")
             else:
-                self._take(frame)
+                self._take(answer)
         self._unfinished = False
         return CommandResult(None if limit else code, output.text(), output.left_out, limit, seconds)
 
@@ -181,13 +190,13 @@ class Shell:
         await self._finish()
         self._unfinished = True
         output = self._output()
-        if await self._channel.below() is None:
+        if not self._channel.sees:
             await self._interrupt(output)
             await self._begin(b"")
         else:
             if not await self._channel.end_below(frozenset()):
                 raise self._died("its processes do not end")
-            await self._answer(b"D", output)
+            await self._answer(DEAD, output)
         self._unfinished = False
         return self._state
 
@@ -215,119 +224,113 @@ class Shell:
             raise self._died("its processes do not end")
         await self._begin(self._pids)
 
-    async def _until_ended(self, output: Output, total: float, silence_s: float) -> list[bytes]:
-        """The frame that ends the command, once its output has ended too. Raises _Late with the limit's name."""
-        frame = self._frame(b"ED", b"")
+    async def _until_ended(self, output: Output, total: float, silence_s: float) -> Answer:
+        """The answer that ends the command, once its output has ended too. Raises _Late with the limit's name."""
+        answer = self._next(ENDED + DEAD, b"") if self._answers else None
         quiet = time.monotonic() + silence_s
-        while frame is None or not output.ended:
-            left = min(total, quiet) - time.monotonic()
+        while answer is None or not output.ended:
             try:
-                if left <= 0:
-                    raise TimeoutError
-                async with asyncio.timeout(left):
-                    control, data = await self._read()
+                # The answer is written before the output ends.
+                control, data = await self._channel.read(min(total, quiet), control=output.ended)
             except TimeoutError:
                 # The two limits are two (case X9).
                 raise _Late("time" if total <= quiet else "silence") from None
             if control:
-                frame = frame or self._frame(b"ED", data)
+                answer = answer or self._next(ENDED + DEAD, data)
                 continue
+            if not data:
+                raise self._died(self._channel.cause())
             output.feed(data)
             quiet = time.monotonic() + silence_s
             if output.taken > _FLOOD:
                 await asyncio.sleep(min(_PACE_S, max(0.0, total - time.monotonic())))
-        return frame
+        return answer
 
     async def _interrupt(self, output: Output) -> None:
         """Have the inner shell killed, and take the rest of what was printed."""
         await self._channel.interrupt()
-        await self._answer(b"D", output, again=True)
+        await self._answer(DEAD, output, again=True)
 
     async def _begin(self, keep: bytes) -> None:
-        """Start an inner shell in the last state; of the processes that are there only `keep` go on."""
+        """Start an inner shell in the last state; of the processes that are there only `keep` go on. Where it ends as
+        it begins, something in the box ended it, such as signals to the outer shell: the host ends all that, once."""
+        answer = await self._start(keep)
+        if answer.kind == DEAD:
+            if not await self._ended_all():
+                raise self._died("its processes end its shell")
+            answer = await self._start(b"")
+        if answer.kind == DEAD:
+            raise self._died("its shell ends as it begins")
+        if answer.number:
+            raise self._died("its processes do not end")
+        self._take(answer)
+
+    async def _ended_all(self) -> bool:
+        """Whether the host could end everything below the outer shell."""
+        return self._channel.sees and await self._channel.end_below(frozenset())
+
+    async def _start(self, keep: bytes) -> Answer:
+        """See `_begin`; the answer that says how that went."""
         self._lives += 1
         name = f"s{self._lives}"
         output = self._output(name)
         home, last = shlex.quote(self._home), shlex.quote(_text(self._state.directory))
         text = self._state.exports + _bytes(f"\ncd -- {last} || cd -- {home} || cd /")
-        await self._send(f"start {self._token} {name}", text, ANSWER_S, keep)
+        await self._send(answers.start(self._token, name, b"host" if self._channel.sees else keep, text), ANSWER_S)
         self._still = False
-        frame = await self._answer(b"R", output)
-        if frame[2] != b"0":
-            raise self._died("its processes do not end")
-        self._take(frame)
+        return await self._answer(READY + DEAD, output)
 
-    async def _answer(self, kind: bytes, output: Output, again: bool = False) -> list[bytes]:
-        """The next frame of one kind, once the output has ended too. `again`: interrupt as long as it does not come."""
-        frame = self._frame(kind, b"")
+    async def _answer(self, kinds: bytes, output: Output, again: bool = False) -> Answer:
+        """The next answer of one of the kinds, once the output has ended too. `again`: interrupt as long as none
+        comes."""
+        answer = self._next(kinds, b"")
         until = time.monotonic() + ANSWER_S
         asked = time.monotonic()
-        while frame is None or not output.ended:
+        while answer is None or not output.ended:
             if time.monotonic() >= until:
                 raise self._died("its shell does not answer")
             if again and time.monotonic() - asked >= _AGAIN_S:
                 await self._channel.interrupt()
                 asked = time.monotonic()
             try:
-                async with asyncio.timeout(min(_AGAIN_S, max(0.0, until - time.monotonic()))):
-                    control, data = await self._read()
+                # What is interrupted may have filled the way of the answer.
+                control, data = await self._read(min(until, time.monotonic() + _AGAIN_S), again or output.ended)
             except TimeoutError:
                 continue
             if control:
-                frame = frame or self._frame(kind, data)
+                answer = answer or self._next(kinds, data)
                 continue
             output.feed(data)
             if output.taken > _FLOOD:
                 await asyncio.sleep(_PACE_S)
-        return frame
+        return answer
 
-    def _frame(self, kinds: bytes, data: bytes) -> list[bytes] | None:
-        """Words of the next answer of one of `kinds`, to what was asked last, directory and exports at their end; None
-        while there is none."""
-        self._control += data
-        start = 0
-        found: list[bytes] | None = None
-        while found is None and self._noise <= _MOST_FRAMES and (fields := self._fields(start)):
-            start += sum(map(len, fields)) + len(fields)
-            self._noise += 1
-            words = fields[0].split(b" ", 3)
-            asked = words[1:2] in ([b"s%d" % self._lives], [b"c%d" % self._commands])
-            if fields[0][:1] in kinds and asked and len(words) == 4 and _is_code(words[2]):
-                found = [*words, *fields[1:]]
-                self._still = fields[0][:1] == b"D"
-                self._noise = 0
-        del self._control[:start]
-        if self._noise > _MOST_FRAMES or len(self._control) > _MOST_CONTROL:
-            raise self._died("its shell says what it should not")
+    def _next(self, kinds: bytes, data: bytes) -> Answer | None:
+        """The next answer of one of `kinds`, to what was asked last; None while there is none."""
+        try:
+            found = self._answers.next(data, kinds, (b"s%d" % self._lives, b"c%d" % self._commands))
+        except ValueError:
+            raise self._died("its shell says what it should not") from None
+        if found is not None:
+            self._still = found.kind == DEAD
         return found
 
-    def _fields(self, start: int) -> list[bytes]:
-        """Those of the answer that begins there; none while it is not whole."""
-        fields: list[bytes] = []
-        for _ in range(3 if bytes(self._control[start : start + 1]) in (b"E", b"R") else 1):
-            end = self._control.find(b"\0", start)
-            if end < 0:
-                return []
-            fields.append(bytes(self._control[start:end]))
-            start = end + 1
-        return fields
+    def _take(self, answer: Answer) -> None:
+        self._pids = b" ".join(answer.word.split())
+        if (answer.directory, answer.exports) != (self._state.directory, self._said):  # most commands change neither
+            self._said = answer.exports
+            self._state = ShellState(answer.directory, exported(answer.exports))
 
-    def _take(self, frame: list[bytes]) -> None:
-        self._pids = b" ".join(frame[3].split())
-        self._state = ShellState(frame[4], exported(frame[5]))
-
-    async def _read(self) -> tuple[bool, bytes]:
-        control, data = await self._channel.read()
+    async def _read(self, until: float, control: bool = True) -> tuple[bool, bytes]:
+        control, data = await self._channel.read(until, control)
         if not data:
             raise self._died(self._channel.cause())
         return control, data
 
-    async def _send(self, head: str, text: bytes, limit_s: float, tail: bytes = b"") -> None:
-        message = b"%b %d %b\n%b\n" % (head.encode(), text.count(b"\n") + 1, tail, text)
+    async def _send(self, message: bytes, limit_s: float) -> None:
         sent = False
         try:
-            async with asyncio.timeout(limit_s):
-                await self._channel.write(message)
+            await self._channel.write(message, time.monotonic() + limit_s)
             sent = True
         except TimeoutError:
             raise self._died("its shell does not read") from None
@@ -338,7 +341,8 @@ class Shell:
     def _output(self, name: str = "") -> Output:
         """That of the command or the shell `name`, which ends also when the inner shell is gone."""
         output = Output(f"\0{self._token} ".encode(), (name, f"-s{self._lives}"), self._limits.output_kb << 10)
-        output.feed(self._last.rest if self._last else b"")
+        if self._last is not None and (rest := self._last.rest):
+            output.feed(rest)
         self._last = output
         return output
 
@@ -349,10 +353,6 @@ class Shell:
 
 class _Late(Exception):
     """A command outran the limit that this names."""
-
-
-def _is_code(word: bytes) -> bool:
-    return len(word) <= 3 and word.isdigit() and int(word) <= 255
 
 
 def _said(heard: bytes | bytearray) -> str:

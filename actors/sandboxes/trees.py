@@ -14,7 +14,9 @@ from pathlib import Path
 
 DEEPEST = 128
 """Folders within folders; a tree that goes deeper is neither measured nor copied, but removed."""
-_ENTRY_BYTES = 512
+_ENTRY_BYTES = 4096
+"""What a name costs besides what is in it. File systems hold few more files than one for each 16 KiB of theirs, and the
+time that a look takes grows with the files: a limit on the disk has to bound both."""
 _OPAQUE = "user.overlay.opaque"
 _OVERLAY = "user.overlay."
 _COPY_CHUNK = 1 << 24
@@ -25,7 +27,7 @@ _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def used_bytes(folders: Iterable[Path], limit: int) -> int:
-    """What the trees take on the disk, a little for each entry included, a file with several names once; stops counting
+    """What the trees take on the disk, 4 KiB for each entry included, a file with several names once; stops counting
     beyond `limit`.
 
     Raises:

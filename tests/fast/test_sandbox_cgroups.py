@@ -54,11 +54,11 @@ FILES = {
     1: {
         "memory.limit_in_bytes": "104857600",
         "memory.memsw.limit_in_bytes": "104857600",
-        "pids.max": "13",
+        "pids.max": "12",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "150000",
     },
-    2: {"memory.max": "104857600", "memory.swap.max": "0", "pids.max": "13", "cpu.max": "150000 100000"},
+    2: {"memory.max": "104857600", "memory.swap.max": "0", "pids.max": "12", "cpu.max": "150000 100000"},
 }
 
 

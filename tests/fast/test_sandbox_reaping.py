@@ -80,7 +80,7 @@ def test_groups_and_marked_processes_go_with_a_box(tmp_path):
     owner, left = start_owner(state)
     box = box_folder(tmp_path / left, 1)
     group.mkdir()
-    (box / LISTED_GROUPS).write_text(f"{group}\n{tmp_path / 'gone'}\n")
+    (box.parent / LISTED_GROUPS).write_text(f"{group}\n{tmp_path / 'gone'}\n")
     daemon = subprocess.Popen(["sleep", "600"], env={MARKER: str(box)})
     other = subprocess.Popen(["sleep", "600"], env={MARKER: str(box) + "0"})
     try:

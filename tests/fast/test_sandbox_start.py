@@ -64,7 +64,7 @@ async def test_what_was_never_followed_is_ended_whole(child, tmp_path):
 
 
 async def test_a_shell_that_is_killed_is_noticed_at_once_by_every_call():  # case E13
-    process = PipedProcess(shell_argv("/bin/sh", False), {})
+    process = PipedProcess(shell_argv("/bin/sh", host=True), {})
     process.follow(process.pid)
     shell = Shell(process, BoxLimits(), STATE)
     await shell.listening(10.0)
@@ -83,7 +83,7 @@ async def test_a_shell_that_is_killed_is_noticed_at_once_by_every_call():  # cas
 
 
 async def test_a_message_larger_than_a_pipe_is_written_whole_and_a_flood_waits():
-    process = PipedProcess(shell_argv("/bin/sh", False), {})
+    process = PipedProcess(shell_argv("/bin/sh", host=True), {})
     process.follow(process.pid)
     shell = Shell(process, BoxLimits(output_kb=8), STATE)
     await shell.listening(10.0)
@@ -93,6 +93,34 @@ async def test_a_message_larger_than_a_pipe_is_written_whole_and_a_flood_waits()
     assert done.output.strip() == "300001"
     flood = await shell.run("head -c 30000000 /dev/zero", 60.0)
     assert (flood.exit_code, flood.truncated_bytes) == (0, 30_000_000 - 8192)
+    await process.close()
+
+
+async def test_what_is_larger_than_a_pipe_comes_on_both_ways():
+    """Exports too, which nobody reads while the command still runs; and commands of every shape."""
+    process = PipedProcess(shell_argv("/bin/sh", host=True), {})
+    process.follow(process.pid)
+    shell = Shell(process, BoxLimits(), STATE)
+    await shell.listening(10.0)
+    await shell.begin()
+    grow = "A=x; i=0; while [ $i -lt 17 ]; do A=$A$A; i=$((i+1)); done; export A; echo ${#A}"
+    assert (await shell.run(grow, 30.0)).output == "131072\n"
+    assert len(shell.state.exports) > 131072
+    for command, output in (
+        ("echo ${#A}", "131072\n"),
+        ("unset A; echo a\\|", "a|\n"),
+        (" echo 'b  c' ", "b  c\n"),
+        ("", ""),
+        ("|", None),
+        ("echo a\necho b", "a\nb\n"),
+        ("echo 'c|d|'|cat", "c|d|\n"),
+        ("IFS=01|; set -f; echo e", None),
+        ("IFS=01; (exit 10); false", ""),
+        ("echo f", "f\n"),
+    ):
+        done = await shell.run(command, 30.0)
+        assert output is None or done.output == output, command
+    assert (await shell.run("(exit 101)", 30.0)).exit_code == 101
     await process.close()
 
 

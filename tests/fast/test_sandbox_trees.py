@@ -120,7 +120,7 @@ def test_use_counts_blocks_and_entries_and_stops_early(source):
     assert 300_000 <= used_bytes([source], MANY) < 330_000
     for number in range(500):
         (source / f"empty-{number}").touch()
-    assert used_bytes([source], MANY) > 500_000
+    assert used_bytes([source], MANY) > 2_000_000, "files without bytes are as good as free"
     assert used_bytes([source], 1000) < 310_000
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,7 @@ async def test_a_box_is_not_root_and_sees_little(make):
         assert f"cannot access '{name}'" in said
     for path in ("/file", "/usr/file", "/dev/file", "/etc/file", "/proc/file"):
         assert (await box.run(f"touch {path}", LIMIT_S)).exit_code != 0, f"{path} was written"
+    assert "keyring" not in (await box.run("cat /proc/keys", LIMIT_S)).output, "they name the host's containers"
 
 
 async def test_a_killed_box_says_so_at_once_and_for_ever(make):  # case E13
@@ -272,6 +274,35 @@ async def test_files_that_have_no_name_any_more_count_too(make):
     hidden = "for (1..20) { open $f[$_], '>', 'gone'; unlink 'gone'; syswrite $f[$_], 'x' x 3_000_000 }; sleep 60"
     with pytest.raises(SandboxDied, match="disk"):
         await box.run(f'perl -e "{hidden}"'.replace("$", "\\$"), LIMIT_S)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_files_without_bytes_count_too(make, kind):
+    """What a file system holds is files as well as bytes, and the time that a look takes grows with them."""
+    box = await make(kind, **SMALL_SETTINGS).create()
+    many = "for $i (1..20_000) { open F, '>', \"$i\"; close F }; sleep 60"
+    await box.write("many.pl", many.encode())
+    with pytest.raises(SandboxDied, match="disk"):
+        await box.run("perl many.pl", LIMIT_S)
+
+
+class NoThreads(ThreadPoolExecutor):
+    """The threads of a loop, in a test that must not need them."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        raise AssertionError(f"{fn} was to run in the loop's threads")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_threads_of_the_loop_are_left_to_others(make, kind):
+    asyncio.get_running_loop().set_default_executor(NoThreads())
+    provider = make(kind)
+    box = await provider.create()
+    await box.write("a/b", b"x")
+    twin = await provider.restore(await box.snapshot())
+    assert await twin.read("a/b") == b"x"
+    assert (await twin.run("sleep 60", 0.1)).limit == "time"
+    await provider.close()
 
 
 async def test_there_is_no_network_unless_granted(make):

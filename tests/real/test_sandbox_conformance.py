@@ -33,7 +33,7 @@ class OtherShell(ProcessProvider):
     shell = ()
 
     def argv(self, folder):
-        return [*self.shell, *shell_argv("sh", False)[1:]]
+        return [*self.shell, *shell_argv("sh", host=True)[1:]]
 
 
 @pytest.mark.parametrize("shell", ["dash", "busybox"])

@@ -15,6 +15,7 @@ import pytest
 from box_kinds import provider
 from docker_daemon import IMAGE, DockerDaemon, root_files
 
+from headrace.actors.sandboxes import docker as docker_provider
 from headrace.actors.sandboxes import docker_box
 from headrace.actors.sandboxes.docker import BOX, PROVIDER, DockerProvider, why_not
 from headrace.platform.config.sandbox import SandboxConfig
@@ -226,6 +227,8 @@ class TestEnds:
         with DockerDaemon() as daemon:
             monkeypatch.setenv("DOCKER_HOST", daemon.url)
             await lose_the_daemon(daemon, tmp_path)
+        assert not daemon.left(), "what supervised its containers, or ran in them"
+        assert not daemon.folder.exists()
         gc.collect()
 
     async def test_cancelled_starts_leave_nothing(self, docker_host, client, tmp_path):
@@ -336,3 +339,19 @@ async def test_a_read_that_does_not_end_is_ended_with_its_process(boxes, monkeyp
     assert time.monotonic() - began < 6
     gone = await box.run("while grep -lqs ': [h]eld' /proc/[0-9]*/cmdline; do sleep 0.05; done", LIMIT_S)
     assert gone.exit_code == 0
+
+
+async def test_a_daemon_of_another_machine_has_processes_ended_in_the_box(boxes, monkeypatch):
+    """The host does not see them: the outer shell lists and ends them."""
+    monkeypatch.setattr(docker_provider, "reachable", lambda pid, container: 0)
+    box = await boxes.create()
+    count = "c=0; for p in /proc/[0-9]*/comm; do read -r n < $p; [ $n = sleep ] && c=$((c+1)); done; echo $c"
+    assert (await box.run("sleep 601 & :", LIMIT_S)).exit_code == 0
+    done = await box.run("(sleep 602 & sleep 603 &); sleep 604", 1.0)
+    assert done.limit == "time"
+    assert (await box.run(count, LIMIT_S)).output == "1\n", "what was there before goes on, and nothing else"
+    await box.run("export KEPT=1; cd /tmp", LIMIT_S)
+    twin = await boxes.restore(await box.snapshot())
+    assert (await box.run(count, LIMIT_S)).output == "0\n", "a snapshot ends all"
+    for one in (box, twin):
+        assert (await one.run("echo $KEPT $PWD", LIMIT_S)).output == "1 /tmp\n"

@@ -195,7 +195,7 @@ class TestOtherBoxes:
     async def test_processes_of_another_box_are_out_of_reach(self, make):
         one_provider = make()
         one, other = await one_provider.create(), await one_provider.create()
-        await say(one, "sleep 4321.25 & echo $!")
+        await say(one, "sleep 4321.25 & until grep -q sleep /proc/$!/comm; do :; done")
         (sleeper,) = [found for found in psutil.process_iter(["cmdline"]) if "4321.25" in (found.info["cmdline"] or [])]
         seen = await say(other, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
         assert "4321.25" not in seen
@@ -310,6 +310,17 @@ class TestProcesses:
             assert await say(box, "echo here") == "here\n"
         await box.close()
         assert await say(other, "echo here") == "here\n"
+
+    async def test_a_storm_of_signals_to_the_shell_ends_the_storm(self, make):
+        """SIGUSR1 tells the shell of a box to end the command that runs, and anything in the box may send it."""
+        box = await make().create()
+        storm = '$SIG{USR1} = "IGNORE"; $until = time + 30; kill USR1 => $ARGV[0] while time < $until'
+        began = time.monotonic()
+        await box.run(f"perl -e '{storm}' $$ storm-mark >/dev/null 2>&1 & sleep 5", LIMIT_S)
+        assert await say(box, "echo here") == "here\n"
+        assert "storm-mark" not in await say(box, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
+        assert time.monotonic() - began < LIMIT_S / 2
+        await box.snapshot()
 
     async def test_background_processes_do_not_get_behind_a_snapshot(self, make):
         one_provider = make()
