@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+SMALL_RUN = ("model.tiny_llama=null", "sft=null", "learner.steps=3", "learner.batch_groups=4", "eval.tasks=16")
+"""What makes a run of `lookup` small, beside a given `model.path`."""
 HEADRACE = [sys.executable, "-c", "from headrace.deploy.cli import main; main()"]
 
 

@@ -1,8 +1,9 @@
-"""What the tiers share: one model, one server, one Ray for a whole session.
+"""What the tiers share: one model, and for each lane one server and one Ray for the whole session.
 
 Each test takes its own run id, so that nothing of one test meets another. Nothing here skips: what is missing fails.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ keep_ray_local()  # before any test module imports ray
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-pytest_plugins = ["plugins.no_skips"]
+pytest_plugins = ["plugins.no_skips", "plugins.lanes"]
 
 RECIPES = Path(__file__).resolve().parent.parent / "deploy" / "recipes"
 
@@ -26,7 +27,11 @@ def lookup_model() -> Path:
     from headrace.deploy.base_model import prepare_base_model
     from headrace.platform.config.load import load_recipe
 
-    return prepare_base_model(load_recipe("lookup", [], RECIPES), lambda step: None).path
+    waits = Path.home() / ".cache" / "headrace" / "tests.lock"  # for the other lane of the tier, which makes it too
+    waits.parent.mkdir(parents=True, exist_ok=True)
+    with waits.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return prepare_base_model(load_recipe("lookup", [], RECIPES), lambda step: None).path
 
 
 @pytest.fixture(scope="session")

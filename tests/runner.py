@@ -1,19 +1,24 @@
 """Runs the lint and the test tiers one after another and says how long each took; stops at the first that fails.
 
-`python tests/runner.py [lint] [fast] [real] [heavy]`; without arguments all four, in this order. Each tier is a pytest
-run of its own, so that servers and engines of one do not live on into the next. A tier without tests fails.
+`python tests/runner.py [lint] [fast] [real] [heavy]`; without arguments all four, in this order. Each tier is a run of
+pytest of its own, so that servers and engines of one do not live on into the next: two processes, the *lanes*, which
+share its files (plugins/lanes.py), as most tests wait for something half of the time. A tier without tests fails.
 """
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("lint", "fast", "real", "heavy")
-PYTEST = [sys.executable, "-m", "pytest"]
+LANES = min(2, os.cpu_count() or 1)
 BIN = Path(sys.executable).parent
 LINT = [
     [str(BIN / "ruff"), "format", "--check", "."],
@@ -22,12 +27,13 @@ LINT = [
 ]
 
 
-def commands(tier: str) -> list[list[str]]:
-    """What a tier runs. The architecture test belongs to the fast tier."""
+def commands(tier: str, claims: str) -> list[list[str]]:
+    """What a tier runs at the same time. The architecture test belongs to the fast tier."""
     if tier == "lint":
         return LINT
     also = ["tests/test_architecture.py"] if tier == "fast" else []
-    return [[*PYTEST, f"tests/{tier}", *also, "--durations=20"]]
+    lane = [sys.executable, "-m", "pytest", f"tests/{tier}", *also, f"--lanes={claims}", "--durations=20"]
+    return [lane] * (1 if tier == "heavy" else LANES)
 
 
 def has_tests(tier: str) -> bool:
@@ -35,12 +41,29 @@ def has_tests(tier: str) -> bool:
     return any((ROOT / "tests" / tier).rglob("test_*.py"))
 
 
-def execute(command: Sequence[str]) -> int:
-    """Run a command from the project's folder; its exit status."""
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+def execute(commands: Sequence[Sequence[str]]) -> bool:
+    """Run commands at the same time from the project's folder; whether all succeed."""
+    marks = [f"{n}| " if len(commands) > 1 else "" for n in range(1, len(commands) + 1)]
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return all(list(pool.map(succeeds, commands, marks)))
 
 
-def run(tiers: Sequence[str], execute: Callable[[list[str]], int], has_tests: Callable[[str], bool] = has_tests) -> int:
+def succeeds(command: Sequence[str], mark: str) -> bool:
+    """Run one command and pass on what it says line by line, each with a mark; whether it succeeds."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        output: IO[str] | None = process.stdout
+        for line in output or ():
+            say(f"{mark}{line.rstrip()}")
+    return process.returncode == 0
+
+
+def run(
+    tiers: Sequence[str],
+    execute: Callable[[Sequence[Sequence[str]]], bool],
+    has_tests: Callable[[str], bool] = has_tests,
+) -> int:
     """Run tiers in order. Returns 0, or 1 after the first that failed."""
     report: list[str] = []
     status = 0
@@ -50,8 +73,9 @@ def run(tiers: Sequence[str], execute: Callable[[list[str]], int], has_tests: Ca
         if tier != "lint" and not has_tests(tier):
             say(f"tests/{tier} holds no test")
             status = 1
-        elif any(execute(command) != 0 for command in commands(tier)):
-            status = 1
+        else:
+            with tempfile.TemporaryDirectory(prefix="headrace-lanes-") as claims:
+                status = 0 if execute(commands(tier, claims)) else 1
         report.append(f"tier {tier} {'failed' if status else 'passed'} after {time.perf_counter() - start:.0f} s")
         if status:
             break
@@ -60,7 +84,7 @@ def run(tiers: Sequence[str], execute: Callable[[list[str]], int], has_tests: Ca
 
 
 def say(text: str) -> None:
-    """Print in step with the output of the commands."""
+    """Print a line, whole also beside those of others."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -30,10 +30,10 @@ def runner() -> ModuleType:
     return module
 
 
-def run_pytest(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, ci: str, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = os.environ | {"CI": ci, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "plugins.no_skips", "-p", "no:cacheprovider", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "plugins.no_skips", "-p", "no:cacheprovider", *more, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=100)
 
 
@@ -56,23 +56,71 @@ def test_ci_fails_a_module_that_skips_as_a_whole(tmp_path: Path) -> None:
 def test_tiers_run_in_order_and_stop_at_the_first_failure(
     runner: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[list[str]] = []
+    ran: list[list[list[str]]] = []
 
-    def execute(command: list[str]) -> int:
-        ran.append(command)
-        return 1 if "tests/real" in command else 0
+    def execute(commands: list[list[str]]) -> bool:
+        ran.append(commands)
+        return "tests/real" not in commands[0]
 
     assert runner.run(["lint", "fast", "real", "heavy"], execute, has_tests=lambda tier: True) == 1
-    assert [command[3] for command in ran if "pytest" in command] == ["tests/fast", "tests/real"]
-    assert all("--durations=20" in command for command in ran if "pytest" in command)
-    assert "tests/test_architecture.py" in next(command for command in ran if "tests/fast" in command)
+    lint, *tiers = ran
+    assert [Path(command[0]).name for command in lint] == ["ruff", "ruff", "mypy"]
+    assert [[command[3] for command in lanes] for lanes in tiers] == [
+        [tier] * runner.LANES for tier in ("tests/fast", "tests/real")
+    ]
+    for lanes in tiers:
+        assert all(lane == lanes[0] and "--durations=20" in lane for lane in lanes)
+        assert any(word.startswith("--lanes=") for word in lanes[0])
+    assert "tests/test_architecture.py" in tiers[0][0]
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tier ")]
     assert [line.split()[1:3] for line in lines] == [["lint", "passed"], ["fast", "passed"], ["real", "failed"]]
 
 
 def test_a_tier_without_tests_fails(runner: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert runner.run(["heavy"], lambda command: 0, has_tests=lambda tier: False) == 1
+    assert runner.run(["heavy"], lambda commands: True, has_tests=lambda tier: False) == 1
     assert "tests/heavy holds no test" in capsys.readouterr().out
+
+
+def test_a_tier_holds_when_every_lane_does(runner: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "raise SystemExit('broken')"]
+    assert runner.execute([good, good])
+    assert not runner.execute([bad, good]) and not runner.execute([good, bad])
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["1| broken", "1| fine", "1| fine", "2| broken", "2| fine", "2| fine"]
+
+
+SHARED = """
+import pytest
+@pytest.fixture(scope="session")
+def session(): yield; print("\\nsession ends")
+@pytest.fixture(scope="module")
+def module(session): yield; print("\\nmodule ends")
+def test_one(module): pass
+def test_two(module): {last}
+"""
+
+
+def test_lanes_share_the_files_of_a_tier(tmp_path: Path) -> None:
+    """Each runs once and whole, the longest first; what a session shares ends with it, what a file shares before."""
+    claims, heavy = tmp_path / "claims", tmp_path / "heavy"
+    claims.mkdir()
+    heavy.mkdir()
+    for file in ("heavy/test_a.py", "heavy/test_b.py", "heavy/test_kills.py", "test_z.py"):
+        (tmp_path / file).write_text(SHARED.format(last="pass"))
+    alone = run_pytest(tmp_path, "", "-p", "plugins.lanes", f"--lanes={claims}", "-sv")
+    said = [line.split("::")[0] for line in alone.stdout.splitlines() if "::" in line or "ends" in line]
+    files = ["heavy/test_kills.py", "heavy/test_a.py", "heavy/test_b.py", "test_z.py"]
+    assert said == [each for file in files for each in (file, file, "module ends")] + ["session ends"] * 4
+    assert "8 passed" in alone.stdout and len(list(claims.iterdir())) == 4
+    late = run_pytest(tmp_path, "", "-p", "plugins.lanes", f"--lanes={claims}")
+    assert late.returncode == 0 and "no tests ran" in late.stdout, "all is claimed"
+    next(claims.glob("test_b-*")).unlink()
+    (heavy / "test_b.py").write_text(SHARED.format(last="assert False"))
+    failed = run_pytest(tmp_path, "", "-p", "plugins.lanes", f"--lanes={claims}")
+    assert failed.returncode == 1 and "1 failed, 1 passed" in failed.stdout
+    (heavy / "test_c.py").write_text("broken")
+    broken = run_pytest(tmp_path, "", "-p", "plugins.lanes", f"--lanes={claims}")
+    assert broken.returncode == 2 and not list(claims.glob("test_c-*")), "nothing is run of what cannot be collected"
 
 
 def test_an_unknown_tier_is_refused(runner: ModuleType) -> None:

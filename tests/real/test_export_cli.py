@@ -1,34 +1,26 @@
 """`headrace export` and `headrace sft RUN` as processes, on what a run through Ray left behind: out, and in again."""
 
 import json
-import tempfile
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import environment, last_json, run
+from command_line import SMALL_RUN, last_json, run
 
 from headrace.actors.rendering import load_renderer
 from headrace.trainer.model import load_folder
 
 pytestmark = pytest.mark.timeout(240)
-SMALL = ("model.tiny_llama=null", "sft=null", "learner.steps=3", "learner.batch_groups=4", "eval.tasks=16")
 PROMPT = torch.arange(2, 30)[None]
 
 
 @pytest.fixture(scope="module")
-def trained(lookup_model, tmp_path_factory):
-    """The folder in which a run was made by the command line, and its summary."""
-    folder = tmp_path_factory.mktemp("work")
-    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as ray_folder:
-        code, out, err = run(
-            folder,
-            *("train", "lookup", f"model.path={lookup_model}", *SMALL, "--json"),
-            timeout_s=200,
-            env=environment(RAY_TMPDIR=ray_folder),
-        )
-    assert code == 0, err
-    return folder, last_json(out)
+def trained(small_run, tmp_path_factory):
+    """A folder of our own in which a run was made by the command line, and its summary."""
+    folder = tmp_path_factory.mktemp("work") / "copy"
+    shutil.copytree(small_run, folder, symlinks=True)
+    return folder, json.loads((folder / "summary.json").read_text())
 
 
 def answer(folder: Path, *args: str):
@@ -69,6 +61,6 @@ def test_what_it_did_well_can_be_imitated_and_trained_on(trained):
     assert result["steps"] == 4 and result["traces"]["kept"] > 0
     left_out = result["traces"]["left_out"]
     assert left_out["filtered"] > 0 and left_out["split_dev"] == 32  # two evaluations of 16 tasks
-    code, out, err = run(folder, "train", "lookup", "model.path=better", *SMALL, "--dry-run", timeout_s=60)
+    code, out, err = run(folder, "train", "lookup", "model.path=better", *SMALL_RUN, "--dry-run", timeout_s=60)
     assert code == 0 and "better" in out, err
     load_folder(folder / "better")

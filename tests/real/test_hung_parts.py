@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from test_ray_restarts import Killing, assert_unharmed, killing
+from test_ray_restarts import InTurn, Killing, assert_unharmed, killing
 from test_ray_runtime import carry, small
 
 from headrace.deploy.ray_launches import Launches
@@ -24,7 +24,7 @@ NOT_LEASED = r"group \d+ is not leased to fence \d+"
 RAN_OUT = r"the leases of groups \[.+\] ran out before they were committed"
 
 
-class Stopping(Killing):
+class Stopping(InTurn):
     """Sends its victims SIGSTOP instead of SIGKILL."""
 
     sends = signal.SIGSTOP
@@ -47,17 +47,18 @@ async def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("part", ["rollout-0", "replica-0", "learner"])
-async def test_a_part_that_hangs_comes_again(part, ray_session, lookup_model, tmp_path):
-    config = small(lookup_model, tmp_path, "learner.steps=6", "learner.checkpoint_every=1")
-    hanging = killing(part, of=Stopping, pids=[])
+async def test_parts_that_hang_come_again(ray_session, lookup_model, tmp_path):
+    """Every kind of part, one after the other."""
+    config = small(lookup_model, tmp_path, "learner.steps=7", "learner.checkpoint_every=1")
+    parts = ("rollout-0", "replica-0", "learner")
+    hanging = killing(of=Stopping, pids=[], turns=dict(zip((1, 3, 5), parts, strict=True)))
     summary, context = await carry(config, hanging)
-    assert summary["learner_steps"] == 6
-    assert_unharmed(summary, context, {part: 1})
-    (cause,) = causes(context, part)
-    assert re.search(rf"\({part}\) took too long: no answer within {ANSWER_S:g} s", cause)
-    (pid,) = hanging.pids
-    assert await gone(pid), "a part that wakes up later must not meet the one that does its work"
+    assert not hanging.turns and summary["learner_steps"] == 7
+    assert_unharmed(summary, context, dict.fromkeys(parts, 1))
+    for part, pid in zip(parts, hanging.pids, strict=True):
+        (cause,) = causes(context, part)
+        assert re.search(rf"\({part}\) took too long: no answer within {ANSWER_S:g} s", cause)
+        assert await gone(pid), "a part that wakes up later must not meet the one that does its work"
 
 
 # --- a learner that was away for longer than its leases (P7, P12) -----------------------------------------------------

@@ -36,7 +36,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def wait_for(what, seconds: float, process=None):
-    """Poll until `what()` says something; fail when the time is over or the process ended."""
+    """Poll until `what()` says something; fail when the time is over or the process ended. Its group ends then, too."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():
@@ -44,6 +44,9 @@ def wait_for(what, seconds: float, process=None):
         if process is not None and process.poll() is not None:
             pytest.fail(f"it ended with {process.returncode}:\n{process.communicate()[1][-3000:]}")
         time.sleep(0.1)
+    if process is not None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     return pytest.fail(f"waited {seconds:g} s in vain")
 
 

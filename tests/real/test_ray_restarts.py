@@ -74,14 +74,40 @@ def assert_unharmed(summary, context, deaths: dict[str, int]) -> None:
     assert found.trained == summary["fates"]["trained"] > 0
 
 
-@pytest.mark.parametrize("part", ["learner", "replica-0"])
-async def test_a_part_that_is_killed_comes_again(part, ray_session, lookup_model, tmp_path):
+class InTurn(Killing):
+    """Sends its signal to one part after each of some learner steps; none of them goes on before the part is back."""
+
+    turns: ClassVar[dict[int, str]] = {}
+
+    async def step(self):
+        report = await super().step()
+        if victim := self.turns.pop(report.step, ""):
+            self.pids.append(await self.pid_of(victim))
+            os.kill(self.pids[-1], self.sends)
+            if victim != "learner":  # that one is missed by the next step
+                await self.back(victim)
+        return report
+
+    async def back(self, part: str):
+        async with asyncio.timeout(WAIT_S):
+            while part not in happened(self._context, RunEvent.PART_RESTARTED):  # noqa: ASYNC110 - it is in a file
+                await asyncio.sleep(0.1)
+
+
+def happened(context, event: RunEvent) -> list[str]:
+    """The parts to which that happened, each time."""
+    return [each["part"] for each in Events(context.root, time.time).read() if each["event"] == event]
+
+
+async def test_parts_that_are_killed_come_again(ray_session, lookup_model, tmp_path):
+    """One after the other: a learner that has no checkpoint yet, and a replica."""
     config = small(lookup_model, tmp_path, "learner.steps=6", "learner.checkpoint_every=5")
-    summary, context = await carry(config, killing(part))
-    assert summary["learner_steps"] == 6
-    assert_unharmed(summary, context, {part: 1})
-    told = [(each["event"], each.get("part")) for each in Events(context.root, time.time).read()]
-    assert (RunEvent.PART_DIED, part) in told and (RunEvent.PART_RESTARTED, part) in told
+    in_turn = killing(of=InTurn, turns={2: "learner", 4: "replica-0"})
+    summary, context = await carry(config, in_turn)
+    assert not in_turn.turns and summary["learner_steps"] == 6
+    assert_unharmed(summary, context, {"learner": 1, "replica-0": 1})
+    for event in (RunEvent.PART_DIED, RunEvent.PART_RESTARTED):
+        assert happened(context, event) == ["learner", "replica-0"]
 
 
 async def test_all_at_once(ray_session, lookup_model, tmp_path):
@@ -91,22 +117,29 @@ async def test_all_at_once(ray_session, lookup_model, tmp_path):
     assert_unharmed(summary, context, dict.fromkeys([*PARTS, "rollout-1"], 1))
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.6])
-async def test_a_server_that_comes_back_without_its_last_writes(kept, ray_session, lookup_model, tmp_path):  # case Q21
-    """P8: the ledger is rebuilt from the manifests, which voids the learner's fence; it goes on from its checkpoint."""
+async def test_a_server_that_comes_back_without_its_last_writes(ray_session, lookup_model, tmp_path):  # case Q21
+    """P8: the ledger is rebuilt from the manifests, which voids the learner's fence; it goes on from its checkpoint.
+    First some of the writes are lost, then all."""
 
-    class Forgetful(Killing):
+    class Forgetful(InTurn):
+        kept: ClassVar = [0.6, 0.0]
+
         async def pid_of(self, part):
-            pid = await super().pid_of(part)
+            pid, kept = await super().pid_of(part), self.kept.pop(0)
             os.kill(pid, signal.SIGKILL)
             for file in self._context.local("queue").glob("appendonlydir/*.incr.aof"):
                 os.truncate(file, int(file.stat().st_size * kept))
             return pid
 
+        async def back(self, part):
+            """The next step finds out that it is away."""
+
     config = small(lookup_model, tmp_path, "learner.steps=8", "learner.checkpoint_every=3")
-    summary, context = await carry(config, killing("server", of=Forgetful, at=5))
-    assert summary["ledger_epoch"] == 1 and summary["learner_steps"] == 8
-    assert_unharmed(summary, context, {"server": 1})
+    losing = killing(of=Forgetful, turns={5: "server", 7: "server"})
+    summary, context = await carry(config, losing)
+    assert not losing.turns and not losing.kept
+    assert summary["ledger_epoch"] == 2 and summary["learner_steps"] == 8
+    assert_unharmed(summary, context, {"server": 2})
 
 
 async def test_one_of_two_replicas(ray_session, lookup_model, tmp_path):  # case S5
