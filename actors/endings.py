@@ -4,7 +4,13 @@ from headrace.actors.deadline import Deadline
 from headrace.actors.frames import described, message_of
 from headrace.actors.plan import Ending
 from headrace.actors.text import well_formed_text
-from headrace.platform.errors import DeadlineExceeded, EngineError, EnvironmentFault, InfrastructureFault
+from headrace.platform.errors import (
+    DeadlineExceeded,
+    EngineError,
+    EnvironmentFault,
+    InfrastructureFault,
+    SafetyBlock,
+)
 from headrace.platform.records.message import StepResult
 from headrace.platform.records.status import FaultOwner, Status, StopReason
 
@@ -45,6 +51,8 @@ def classify(error: BaseException, deadline: Deadline, has_acted: bool) -> Endin
         outran = f"{waiting_for} outran its deadline"
         told = outran if str(error) in ("", outran) else well_formed_text(_cause(error, owner))
         return Ending(StopReason.FAULT, Status.ENV_TRANSIENT, owner, told)
+    if isinstance(error, SafetyBlock):
+        return Ending(StopReason.FAULT, Status.SAFETY_BLOCK, FaultOwner.SAFETY, well_formed_text(str(error)))
     if isinstance(error, EngineError | InfrastructureFault):
         owner = FaultOwner.INFRASTRUCTURE
     fault = well_formed_text(_cause(error, owner))

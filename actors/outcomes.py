@@ -7,6 +7,7 @@ import msgspec
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.quarantine import QuarantinedTask
 from headrace.platform.records.evaluation import EpisodeOutcome
+from headrace.platform.records.permissions import UNSAID, Safety
 from headrace.platform.records.status import FaultOwner
 
 
@@ -16,6 +17,7 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
     `scored` episodes have a score, which `score_sum` adds up; `faults` counts the others by owner. `segments_opened`
     counts contexts that could not be extended exactly and were begun anew (case T3). `struck` episodes met a fault that
     was put in on purpose; `recovered` of them have a score nevertheless, which `recovery_sum` adds up.
+    `safety` is what the gateway counted.
     """
 
     episodes: int = 0
@@ -29,6 +31,7 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
     struck: int = 0
     recovered: int = 0
     recovery_sum: float = 0.0
+    safety: Safety = UNSAID
 
     @property
     def recovery(self) -> float | None:
@@ -49,6 +52,8 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
         self.sampled_tokens += episode.cost.sampled_tokens
         self.segments_opened += episode.turns[-1].segment if episode.turns else 0
         self.duration_s += episode.duration_s
+        if episode.safety != UNSAID:
+            self.safety += episode.safety
         if episode.injected_faults:
             self.struck += 1
             if played.score is not None:
@@ -71,6 +76,7 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
             struck=self.struck + other.struck,
             recovered=self.recovered + other.recovered,
             recovery_sum=self.recovery_sum + other.recovery_sum,
+            safety=self.safety + other.safety,
         )
 
 
@@ -121,4 +127,5 @@ def outcome_of(played: PlayedEpisode, sample: int) -> EpisodeOutcome:
         tool_s=episode.cost.tool_s,
         fault=played.cause,
         injected_faults=len(episode.injected_faults),
+        safety=episode.safety,
     )

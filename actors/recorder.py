@@ -19,6 +19,7 @@ from headrace.platform.records.arrays import F32, I32, U8
 from headrace.platform.records.episode import Episode, Provenance, Stamps
 from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.platform.records.message import (
+    CallOutcome,
     Cost,
     HashPair,
     Message,
@@ -40,6 +41,7 @@ _CALLS, _SPEAKS, _NOTHING_DONE = ActionKind.TOOL, ActionKind.TEXT, ActionKind.NO
 # What nearly every turn has none of. Records are not changed, so that they can share it.
 _NO_COLUMNS: dict[str, TokenColumn] = {}
 _NO_METADATA: dict[str, Any] = {}
+_NO_OUTCOME = CallOutcome()
 
 
 @functools.lru_cache(maxsize=_SHARED_LENGTHS)
@@ -117,7 +119,8 @@ class Recorder:
     def observation(self, messages: Sequence[Message], result: StepResult, token_ids: I32, segment: int) -> None:
         """The world's answer to the turn before, as the model reads it: scaffold and assistant header included."""
         role = _TOOL if messages[0].role is _TOOL else _USER
-        self._given(role, messages, token_ids, segment, result.metadata, messages[0].tool_call_id, result.status)
+        call_id = messages[0].tool_call_id
+        self._given(role, messages, token_ids, segment, result.metadata, call_id, result.status, result.taint)
 
     def sampled(
         self,
@@ -168,7 +171,7 @@ class Recorder:
                 engine_build=generation.engine_build,
                 replica=generation.replica,
                 action_kind=kind,
-                tool_calls=_call_records(turn, ended_s, status) if said.tool_calls else (),
+                tool_calls=_call_records(turn, ended_s, status, result) if said.tool_calls else (),
                 state_hash=self.state_hash,
                 status=status,
                 cost=Cost(0, length, tools_used, tool_s),
@@ -239,7 +242,9 @@ class Recorder:
             branch_step=plan.branch_step,
             update_mode=plan.update_mode,
             budgets=plan.budgets,
-            digests=msgspec.structs.replace(plan.digests, tool_schemas=self.tools),
+            digests=msgspec.structs.replace(
+                plan.digests, tool_schemas=self.tools, gateway_policy=provenance.gateway_policy
+            ),
             final_state_hash=self.state_hash.canonical,
             cost=Cost(self.prompt_tokens, self.sampled_tokens, self.tools_called, self.tool_s, self.money),
             stamps=Stamps(
@@ -254,6 +259,8 @@ class Recorder:
             pool=provenance.pool,
             injected_faults=provenance.injected_faults,
             external=provenance.external,
+            audit_head=provenance.audit_head,
+            safety=provenance.safety,
         )
 
     def _given(
@@ -265,6 +272,7 @@ class Recorder:
         metadata: dict[str, Any],
         tool_call_id: str = "",
         status: Status = Status.OK,
+        taint: str = "",
     ) -> None:
         """A turn that the policy did not sample: mask 0 throughout (cases T6, T7)."""
         mask, logprobs = _given_columns(len(token_ids))
@@ -280,6 +288,7 @@ class Recorder:
                 tool_call_id=tool_call_id,
                 observation_hash=hash_text(text),
                 state_hash=self.state_hash,
+                taint=taint,
                 status=status,
                 token_columns=_NO_COLUMNS,
                 metadata=metadata or _NO_METADATA,
@@ -287,8 +296,13 @@ class Recorder:
         )
 
 
-def _call_records(turn: _Sampled, ended_s: float, status: Status) -> tuple[ToolCallRecord, ...]:
-    key = turn.request.key
+def _call_records(
+    turn: _Sampled, ended_s: float, status: Status, result: StepResult | None
+) -> tuple[ToolCallRecord, ...]:
+    """One for each call of a turn, with what the gateway said of it; of a step that broke it said nothing."""
+    calls = turn.said.tool_calls
+    outcomes = result.calls if result is not None and len(result.calls) == len(calls) else (_NO_OUTCOME,) * len(calls)
+    key, began = turn.request.key, turn.sampled_s
     return tuple(
         [
             ToolCallRecord(
@@ -297,11 +311,18 @@ def _call_records(turn: _Sampled, ended_s: float, status: Status) -> tuple[ToolC
                 name=call.name,
                 arguments=call.arguments,
                 key=key,
-                start_s=turn.sampled_s,
-                end_s=ended_s,
+                start_s=began + outcome.start_s,
+                end_s=began + outcome.end_s if outcome.end_s else ended_s,
                 status=status,
+                decision=outcome.decision,
+                rule=outcome.rule,
+                tier=outcome.tier,
+                source=outcome.source,
+                taint=outcome.taint,
+                in_doubt=outcome.in_doubt,
+                result_hash=outcome.result_hash,
             )
-            for index, call in enumerate(turn.said.tool_calls)
+            for index, (call, outcome) in enumerate(zip(calls, outcomes, strict=True))
         ]
     )
 

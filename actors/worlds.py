@@ -6,6 +6,7 @@ thing that it depends on: what `Curriculum` was told. It chooses training tasks 
 one after the other, and its first groups play every environment once in turn, before the weights count (see `Mixture`).
 """
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +19,15 @@ from headrace.actors.environments.adapter import AsyncEnvironment, UnbuiltEnviro
 from headrace.actors.environments.doors.rows import check_first
 from headrace.actors.environments.faulty import check_faults, with_faults, with_recorded_faults
 from headrace.actors.environments.kind import EnvironmentKind
+from headrace.actors.environments.late import LateEnvironment
+from headrace.actors.environments.off_loop import OffLoop
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.environments.sandboxed import SandboxedEnvironment
-from headrace.actors.oracle import OracleVerdict, demonstration_of, oracle_verdict
+from headrace.actors.frames import described
+from headrace.actors.gateway.boxed import boxed_tools
+from headrace.actors.gateway.guard import GuardedEnvironment
+from headrace.actors.gateway.permissions import policy_of
+from headrace.actors.oracle import Demonstrate, OracleVerdict, demonstration_of, oracle_verdict
 from headrace.actors.quarantine import Quarantine, first_not_out
 from headrace.actors.remote.group_version import GroupVersion
 from headrace.actors.tasks import open_tasks
@@ -29,9 +36,10 @@ from headrace.actors.tasks.generated import GeneratedTasks
 from headrace.actors.tasks.mixture import Mixture
 from headrace.actors.world_resources import WorldResources
 from headrace.platform.config.environments import EnvironmentConfig
+from headrace.platform.config.gateway import BOXED_TOOLS
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.config.tasks import CurriculumConfig
-from headrace.platform.contracts import Environment, TaskSource
+from headrace.platform.contracts import Environment, SandboxProvider, TaskSource
 from headrace.platform.errors import ConfigError, EnvironmentFault, NotFound, RunFailed
 from headrace.platform.ledger.policy import EPOCH_ATTEMPTS
 from headrace.platform.records.episode import Episode
@@ -94,6 +102,8 @@ class Worlds:
         self._turn = threading.Lock()  # sources have a position
         self.curriculum = self._curriculum(curriculum)
         self.quarantine = Quarantine()
+        self._policies = {config.known_as: policy_of(config) for config in self._configs}
+        self._identities: dict[str, tuple[str, str]] = {}
         self.versions: dict[str, set[str]] = {}
         """Environment versions by the environment's own name: what episodes of this recipe come from (P17). Hosts that
         may bring any version are not among them."""
@@ -139,7 +149,7 @@ class Worlds:
     async def verdict_on(self, environment: str, task: Task, seed: int) -> OracleVerdict:
         """What the environment's own demonstration says of a task: see `oracle_verdict`. Nobody's faults are put in."""
         config = next(each for each in self._configs if each.known_as == environment)
-        shown = demonstration_of(self.environment(config)) if config.pool is None else None
+        shown = await self._demonstration(config) if config.pool is None else None
         if config.sandbox is not None and config.sandbox.max_boxes:  # its box is not one of the episodes' (P21)
             config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"max_boxes": 0})})
         make = partial(self.async_environment, config)
@@ -168,16 +178,15 @@ class Worlds:
     def environment(self, config: EnvironmentConfig) -> Environment:
         """A fresh session of the world that `config` names, played in this process."""
         kind = self._kinds[config.known_as]
-        if config.sandbox is None:
-            environment = kind.environment(config.args)
-        elif kind.sandboxed is not None:
-            environment = kind.sandboxed(config.args)
-        else:
+        if config.sandbox is not None and kind.sandboxed is not None:
+            return kind.sandboxed(config.args)
+        if config.sandbox is not None and not _has_boxed_tools(config):
             raise ConfigError(
                 f"environments.{config.known_as}.sandbox: it runs nothing that could be put into a sandbox; leave it"
-                " out, or derive the environment from headrace.SandboxedEnvironment"
+                " out, mount tools that can (`tools: [shell]`), or derive the environment from"
+                " headrace.SandboxedEnvironment"
             )
-        return environment
+        return kind.environment(config.args)
 
     def open_resources(self) -> None:
         """Make sure that this host has what the environments stand on, before the first episode is played here.
@@ -190,46 +199,79 @@ class Worlds:
                 self.resources.pool(config)
             elif isinstance(self.environment(config), SandboxedEnvironment):
                 self.resources.sandboxes(config.sandbox or SandboxConfig())
+            self._boxes(config)
 
-    def async_environment(self, config: EnvironmentConfig, group: GroupVersion | None = None) -> AsyncEnvironment:
-        """A fresh session wherever it is played, with plain methods moved to a thread. Never raises: what cannot be
-        built fails in `reset`. Sessions that share `group` are played in one version of the environment (P17)."""
-        try:
-            if config.pool is not None:
+    def async_environment(self, config: EnvironmentConfig) -> AsyncEnvironment:
+        """A fresh session behind the gateway, wherever it is played. Never raises: what cannot be built fails in
+        `reset`."""
+        return self._guarded(config, self._played(config, GroupVersion()))
+
+    def _played(self, config: EnvironmentConfig, group: GroupVersion) -> AsyncEnvironment:
+        """The same, not guarded yet, with all that may block moved to a thread; somebody else's code is built there, by
+        the first reset (case E11). Sessions that share `group` are played in one version of the environment (P17)."""
+        if config.pool is not None:
+            try:
                 pool = self.resources.pool(config)
-                return pool.session(group or GroupVersion(), config.reset_deadline_s, config.step_deadline_s)
-            environment = self.environment(config)
-            if isinstance(environment, SandboxedEnvironment):
-                environment.use_sandboxes(self.resources.sandboxes(config.sandbox or SandboxConfig()))
-            return as_async(environment, self.resources.threads)
-        except Exception as error:  # foreign code: the episode's boundary judges it
-            return UnbuiltEnvironment(config.known_as, error)
+            except Exception as error:  # a token that is not there any more: the episode's boundary judges it
+                return UnbuiltEnvironment(config.known_as, error)
+            return pool.session(group, config.reset_deadline_s, config.step_deadline_s)
+        build = partial(self._built, config)
+        if not self._kinds[config.known_as].digest:  # headrace's own, whose constructors do not block
+            return build()
+        return LateEnvironment(*self._identities[config.known_as], build, self.resources.builder)
 
     def session(self, setting: Setting, attempt: AttemptId | None = None) -> AsyncEnvironment:
         """The world of a setting, ready for its task; a training attempt meets the recipe's faults. Never raises."""
         config = setting.config
         if setting.error is not None:
             return UnbuiltEnvironment(config.known_as, setting.error)
-        session = self.async_environment(config, setting.version)
+        session = self._played(config, setting.version)
         if not config.faults or attempt is None or attempt.purpose is not Purpose.TRAIN:
-            return session
+            return self._guarded(config, session)
         seed = derive_seed("faults", self._seed, attempt.group, attempt.sample, attempt.attempt)
-        return with_faults(session, config.faults, seed, first=attempt.attempt % EPOCH_ATTEMPTS == 0)
+        session = with_faults(session, config.faults, seed, first=attempt.attempt % EPOCH_ATTEMPTS == 0)
+        return self._guarded(config, session)
 
-    def session_of(self, episode: Episode) -> AsyncEnvironment:
-        """A session in which a stored episode can be played again, with the faults that it met.
+    def config_of(self, episode: Episode) -> EnvironmentConfig:
+        """The environment that a stored episode was played in. Raises NotFound where the recipe has no such."""
+        for config in self._configs:
+            if config.known_as == episode.task.environment:
+                return config
+        raise NotFound(f"{episode.episode_id} was played in {episode.task.environment!r}, not in the run's recipe")
+
+    async def session_of(self, episode: Episode) -> AsyncEnvironment:
+        """A session in which a stored episode can be played again, with the faults that it met. It is built already,
+        since it gets its cassette before its reset; what took longer than a reset may fails there.
 
         Raises:
             NotFound: the recipe has no such environment.
         """
-        config = next((each for each in self._configs if each.known_as == episode.task.environment), None)
-        if config is None:
-            raise NotFound(f"{episode.episode_id} was played in {episode.task.environment!r}, not in the run's recipe")
-        session = self.async_environment(config, GroupVersion(version=episode.environment_version))
-        return with_recorded_faults(session, episode.injected_faults) if episode.injected_faults else session
+        config = self.config_of(episode)
+        session = self._played(config, GroupVersion(version=episode.environment_version))
+        if isinstance(session, LateEnvironment):
+            session = await session.built_within(config.reset_deadline_s)
+        if episode.injected_faults:
+            session = with_recorded_faults(session, episode.injected_faults)
+        return self._guarded(config, session)
+
+    def _guarded(self, config: EnvironmentConfig, session: AsyncEnvironment) -> AsyncEnvironment:
+        """`session` behind the gateway: whatever is played goes through here."""
+        policy = self._policies[config.known_as]
+        try:
+            boxes = self._boxes(config)
+        except ConfigError as error:  # no sandbox works here any more: the episode's boundary judges it
+            return UnbuiltEnvironment(config.known_as, error)
+        return GuardedEnvironment(session, policy, self.resources.gateway, boxes)
+
+    def _boxes(self, config: EnvironmentConfig) -> SandboxProvider | None:
+        """Who makes boxes for tools that are mounted beside an environment. Raises ConfigError where nobody can."""
+        if not _has_boxed_tools(config):
+            return None
+        return self.resources.sandboxes(config.sandbox or SandboxConfig())
 
     def _check(self, config: EnvironmentConfig) -> None:
         """What is wrong with an environment is said before anything starts. Raises ConfigError."""
+        boxed_tools(self._policies[config.known_as].mounts)
         if config.pool is not None:
             check_faults(config.faults, can_kill=False)
             if config.pool.versions:
@@ -240,7 +282,35 @@ class Worlds:
         except EnvironmentFault as error:
             raise ConfigError(f"environments.{config.known_as} cannot be made: {error}") from error
         check_faults(config.faults, can_kill=isinstance(environment, SandboxedEnvironment))
+        self._identities[config.known_as] = environment.name, environment.version
         self.versions.setdefault(environment.name, set()).add(environment.version)
+
+    def _built(self, config: EnvironmentConfig) -> AsyncEnvironment:
+        """A session that is played in this process. Never raises."""
+        try:
+            environment = self.environment(config)
+            if isinstance(environment, SandboxedEnvironment):
+                environment.use_sandboxes(self.resources.sandboxes(config.sandbox or SandboxConfig()))
+            return as_async(environment, self.resources.threads)
+        except SystemExit as error:  # it would end the event loop, and with it every other session
+            return UnbuiltEnvironment(config.known_as, EnvironmentFault(described(error), transient=False))
+        except Exception as error:  # foreign code: the episode's boundary judges it
+            return UnbuiltEnvironment(config.known_as, error)
+
+    async def _demonstration(self, config: EnvironmentConfig) -> Demonstrate | None:
+        """What the environment itself has to show; None where it has nothing, or cannot be built in time."""
+
+        def shown() -> Demonstrate | None:
+            try:
+                return demonstration_of(self.environment(config))
+            except (Exception, SystemExit):  # foreign code: its sessions say in `reset` what is wrong with it
+                return None
+
+        try:
+            async with asyncio.timeout(config.reset_deadline_s):
+                return await OffLoop(self.resources.threads).call(shown)
+        except TimeoutError:
+            return None
 
     def _curriculum(self, config: CurriculumConfig) -> Curriculum | None:
         if self._split != "train" or config.kind != "success_window":
@@ -275,6 +345,10 @@ class Worlds:
         yield self._task(environment, position)
         while True:
             yield self._task(environment, position + 1 + dice.randrange(_WINDOW))
+
+
+def _has_boxed_tools(config: EnvironmentConfig) -> bool:
+    return any(tool.kind in BOXED_TOOLS for tool in config.tools)
 
 
 def _size(source: TaskSource) -> int | None:

@@ -14,7 +14,9 @@ from headrace.actors.episode import play_episode
 from headrace.actors.plan import EpisodePlan, PlayedEpisode
 from headrace.actors.replaying.branch import Prefix
 from headrace.actors.sampling import sampling_params
+from headrace.actors.world_resources import WorldResources
 from headrace.actors.worlds import Worlds
+from headrace.deploy.auditing import gateway_place, ship_audit
 from headrace.deploy.replaying import run_config
 from headrace.deploy.stored_policy import StoredPolicy, stored_policy
 from headrace.platform.config.environments import EnvironmentConfig
@@ -43,9 +45,10 @@ async def branch_episode(root: RunRoot, parent: Episode, step: int, version: str
     prefix = Prefix(parent, step)
     prefix.check()
     config = run_config(root)
-    worlds = await asyncio.to_thread(Worlds, config.environments, "train", config.seed)
-    session = worlds.session_of(msgspec.structs.replace(parent, injected_faults=prefix.faults()))
-    (environment,) = (each for each in config.environments if each.known_as == parent.task.environment)
+    place = gateway_place(root, config.gateway)
+    resources = WorldResources(gateway=place)
+    worlds = await asyncio.to_thread(Worlds, config.environments, "train", config.seed, None, resources)
+    environment = worlds.config_of(parent)
     try:
         await asyncio.to_thread(worlds.open_resources)
         async with stored_policy(root, version, config) as policy:
@@ -56,9 +59,11 @@ async def branch_episode(root: RunRoot, parent: Episode, step: int, version: str
                 )
             plan = _plan(root, prefix, environment, policy, config.serving.request_deadline_s)
             scorer = policy.scorers.get(environment.known_as)
+            session = await worlds.session_of(msgspec.structs.replace(parent, injected_faults=prefix.faults()))
             played = await play_episode(plan, session, policy.renderer, policy.generator, scorer)
     finally:
-        await worlds.resources.close()
+        await resources.close()
+    await asyncio.to_thread(ship_audit, root, place)
     await asyncio.to_thread(_store, root, played)
     return played
 

@@ -56,6 +56,7 @@ async def _graded(grader: AsyncScorer, episode: Episode) -> Sequence[RewardCompo
 
 
 def _told(grades: Iterable[tuple[str, str, float | None]]) -> str:
-    """One of each kind by each grader: the table of rewards keeps the last."""
-    last = {(version, kind): "invalid" if value is None else str(value) for version, kind, value in grades}
-    return "\n".join(sorted(f"{kind} {value} by {version}" for (version, kind), value in last.items()))
+    """All of them, in whatever order they were given."""
+    return "\n".join(
+        sorted(f"{kind} {'invalid' if value is None else value} by {version}" for version, kind, value in grades)
+    )

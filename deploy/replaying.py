@@ -220,7 +220,7 @@ class _Replays:
 
     async def _played(self, episode: Episode, branch: int) -> ReplayReport:
         name = episode.task.environment
-        place = (name, self.worlds.session_of(episode))
+        place = (name, await self.worlds.session_of(episode))
         self.playing.append(place)
         try:
             return await replay_episode(

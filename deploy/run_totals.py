@@ -14,6 +14,7 @@ from headrace.platform.evaluation.lengths import length_deciles
 from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
+from headrace.platform.records.permissions import Safety
 from headrace.trainer.report import StepReport
 
 FEWEST_VALID = 0.5
@@ -83,6 +84,25 @@ def trained_by_length(stats: LedgerStats) -> dict[str, float]:
     return {f"d{n}": round(each.share, 4) for n, each in enumerate(length_deciles(stats.lengths), start=1)}
 
 
+def total_safety(environments: Mapping[str, EnvironmentCounts]) -> Safety:
+    """What the gateway counted over all environments."""
+    return sum((counts.safety for counts in environments.values()), Safety())
+
+
+def safety_metrics(safety: Safety) -> dict[Metric, Any]:
+    """The gateway's counts since the start."""
+    return {
+        Metric.CALLS: safety.calls,
+        Metric.VIOLATIONS: safety.violations,
+        Metric.BLOCKED: dict(sorted(safety.blocked.items())),
+        Metric.EXFILTRATION: safety.exfiltration,
+        Metric.DUPLICATES: safety.duplicates,
+        Metric.PLANTED: safety.planted,
+        Metric.OBEDIENCE: safety.obedience if safety.obedience is not None else float("nan"),
+        Metric.PLANTED_EFFECTS: safety.effects,
+    }
+
+
 def step_metrics(
     report: StepReport,
     stats: LedgerStats,
@@ -117,6 +137,7 @@ def step_metrics(
         Metric.FAULTS_BY_ENVIRONMENT: {
             name: sum(counts.faults.values()) for name, counts in activity.environments.items()
         },
+        **safety_metrics(total_safety(activity.environments)),
         Metric.SEGMENTS_OPENED: sum(counts.segments_opened for counts in activity.environments.values()),
         Metric.EPISODES_PER_S: state.episodes_per_s,
         Metric.TOKENS_PER_S: state.tokens_per_s,

@@ -30,7 +30,7 @@ from headrace.deploy.context import RunContext
 from headrace.deploy.evaluating import Evaluations, Measured
 from headrace.deploy.progress import Progress, RunState
 from headrace.deploy.resume import Past
-from headrace.deploy.run_totals import Totals, discarded, fate_totals, step_metrics, trained_by_length
+from headrace.deploy.run_totals import Totals, discarded, fate_totals, step_metrics, total_safety, trained_by_length
 from headrace.deploy.runtime import Begun, Runtime
 from headrace.deploy.samples import write_samples
 from headrace.deploy.wiring import environment_versions, known_news
@@ -223,6 +223,7 @@ class _Conductor:
             await asyncio.gather(asyncio.create_task(self._stop(watching)), return_exceptions=True)
             raise
         await self._evaluations.finish()
+        await self._share_quarantine((await self._runtime.activity(time.time())).quarantined)
         await self._stop(watching)
 
     async def _steps(self, watching: asyncio.Task[None]) -> None:
@@ -357,6 +358,7 @@ class _Conductor:
             restarts=dict(self._runtime.restarts()),
             warnings=self._warned,
             quarantined=len(self._out.rows()),
+            safety=total_safety(totals.environments).facts(),
             overlap=round(totals.overlapped_s / totals.busy_s, 4) if totals.busy_s else 0.0,
             root=self._context.root,
         )

@@ -24,6 +24,7 @@ from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.world_resources import WorldResources
 from headrace.actors.worlds import Worlds
+from headrace.deploy.auditing import gateway_place, ship_audit
 from headrace.deploy.context import POLICY_ID, RunContext
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
@@ -37,6 +38,7 @@ from headrace.platform.observability.logs import open_log
 from headrace.platform.observability.parts import Part
 from headrace.platform.records.episode import Digests
 from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
 if TYPE_CHECKING:
@@ -223,7 +225,8 @@ def assemble_worker(
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
     config, worker_id = context.config, f"rollout-{index}"
-    renderer, resources = load_renderer(model_dir), WorldResources()
+    place = gateway_place(RunRoot(context.root), config.gateway)
+    renderer, resources = load_renderer(model_dir), WorldResources(gateway=place)
     settings = WorkerSettings(
         run=context.run,
         worker_id=worker_id,
@@ -261,6 +264,11 @@ def assemble_worker(
     )
 
 
+def _ship_audit(context: RunContext) -> None:
+    root = RunRoot(context.root)
+    ship_audit(root, gateway_place(root, context.config.gateway))
+
+
 def build_scorers(environments: Iterable[EnvironmentConfig]) -> dict[str, AsyncScorer]:
     """Scorers by environment: the recipe's, else what the environment brings. Each starts its process when needed.
 
@@ -286,6 +294,7 @@ async def build_worker(
     async def closing() -> None:
         await pool.close()
         await ledger.close()
+        await asyncio.to_thread(_ship_audit, context)
         part.close()
 
     async def replace_replica(old_name: str, host: str, port: int) -> None:

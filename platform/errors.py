@@ -12,7 +12,10 @@
     │   ├── ExternalDivergence              it asks for what was not asked for when it was recorded
     │   └── InfrastructureFault             what it stands on failed: always transient, and not its fault
     │       ├── SandboxDied                 its sandbox is gone
-    │       └── HostAway                    the host that plays it is gone, full or draining
+    │       ├── HostAway                    the host that plays it is gone, full or draining
+    │       ├── GatewayAway                 the tool gateway is gone, or did not decide in time
+    │       └── InDoubt                     a side effect was begun, and nobody knows how it ended (P25)
+    ├── SafetyBlock (RuntimeError)          the gateway ended the episode: nothing of it is graded
     ├── CannotBranch (RuntimeError)         the world does not come to the state that a branch begins from
     ├── EngineError (RuntimeError)          an engine could not serve a request
     │   ├── VersionUnavailable              no replica holds the version
@@ -87,6 +90,18 @@ class SandboxDied(InfrastructureFault):
 
 class HostAway(InfrastructureFault):
     """The environment host of a session is gone, or no host can take one."""
+
+
+class GatewayAway(InfrastructureFault):
+    """The tool gateway cannot be reached, or did not decide in time; the call did not happen."""
+
+
+class InDoubt(InfrastructureFault):
+    """A side effect was begun and its result was never seen; it is not run again (P25)."""
+
+
+class SafetyBlock(HeadraceError, RuntimeError):
+    """The gateway could not decide on a call, or the episode's violations are too many: it may not go on."""
 
 
 class CannotBranch(HeadraceError, RuntimeError):

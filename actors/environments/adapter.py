@@ -1,7 +1,8 @@
 """Foreign environments as an episode wants them: everything async, and every answer checked where it was given.
 
-A plain method runs in a thread, so that one that blocks holds up its own session only (case E11). Calls of one session
-never overlap: the episode awaits each, and what it stopped waiting for keeps the next one waiting.
+A plain method runs in a thread, so that one that blocks holds up its own session only (case E11); `tools` does, too,
+and is asked once, by the reset. Calls of one session never overlap: the episode awaits each, and what it stopped
+waiting for keeps the next one waiting. Where the session is built is `late.py`'s.
 """
 
 import inspect
@@ -61,6 +62,7 @@ class _AdaptedEnvironment:
     def __init__(self, environment: Environment, executor: ThreadPoolExecutor) -> None:
         self._environment = environment
         self._off_loop = OffLoop(executor)
+        self._tools: Sequence[ToolSpec] = ()
         self.name = environment.name
         self.version = environment.version
 
@@ -73,11 +75,13 @@ class _AdaptedEnvironment:
         return getattr(self._environment, "provenance", NOWHERE)
 
     def tools(self) -> Sequence[ToolSpec]:
-        return checked_tools(self._environment.tools(), self._environment.tools)
+        return self._tools
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        reset = self._environment.reset
-        return checked_observation(await self._off_loop.call(reset, task, seed), reset)
+        reset, tools = self._environment.reset, self._environment.tools
+        observation = checked_observation(await self._off_loop.call(reset, task, seed), reset)
+        self._tools = checked_tools(await self._off_loop.call(tools), tools)
+        return observation
 
     async def step(self, message: Message, key: str) -> StepResult:
         step = self._environment.step

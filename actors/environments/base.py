@@ -190,7 +190,7 @@ class ReplayedEnvironment(ABC):
 
     async def clone(self) -> "ReplayedEnvironment":
         """See `Environment.clone`."""
-        twin, past = self._fresh(), self._past
+        twin, past = await self._off_loop.call(self._fresh), self._past
         twin._past.task, twin._past.seed = past.task, past.seed
         twin._off_loop = OffLoop(self._off_loop.executor)
         if past.task is not None:

@@ -6,7 +6,7 @@ past and not of the world at hand: `answered` counts it, which is the fidelity g
 cassette does not know at that step is a divergence, never in silence a call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,8 @@ class Cassette:
         """The requests that it did not know, by step, as people read them."""
         self.accidental: dict[int, list[tuple[str, str]]] = {}
         """By step, the recorded and the present request where only something accidental tells them apart."""
+        self.beside: Callable[[], None] | None = None
+        """Called with `release`: somebody else answers from the record, too."""
         self._given = given
         self.live = live
         self._step = 0
@@ -103,6 +105,8 @@ class Cassette:
     def release(self) -> None:
         """From the next step on, answer nothing: whoever was re-executed goes on by itself."""
         self._given, self._unused = None, []
+        if self.beside is not None:
+            self.beside()
 
     def unknown(self) -> list[str]:
         """What the present step asked for and the cassette did not know."""

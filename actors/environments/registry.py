@@ -16,6 +16,10 @@ from headrace.actors.environments.arguments import check_args
 from headrace.actors.environments.guess import GuessEnvironment, GuessTasks
 from headrace.actors.environments.kind import Door, EnvironmentKind, Origin, Trace
 from headrace.actors.environments.lookup import LookupEnvironment, LookupTasks, demonstrations, tokenizer_files
+from headrace.actors.environments.lookup.injected import NAME as INJECTED
+from headrace.actors.environments.lookup.injected import InjectedLookup, InjectedLookupTasks, checked_share
+from headrace.actors.environments.lookup.injected_demonstrator import injected_demonstrations
+from headrace.actors.environments.lookup.injected_vocabulary import injected_tokenizer_files
 from headrace.actors.environments.lookup.sandboxed import SandboxedLookup
 from headrace.actors.frames import described
 from headrace.actors.targets import is_target, load_file, load_target, target_digest
@@ -30,6 +34,7 @@ ENTRY_POINTS = "headrace.environments"
 _GYM = "reasoning_gym:"
 _OPENENV = "openenv"
 _LOOKUP_ARGS = ("hops", "latency_s")
+_INJECTED_ARGS = (*_LOOKUP_ARGS, "injected", "obeys")
 
 
 def _take(args: dict[str, Any], known: Sequence[str], all_known: Sequence[str], name: str) -> dict[str, Any]:
@@ -50,6 +55,15 @@ def _sandboxed_lookup(args: dict[str, Any]) -> SandboxedLookup:
     return SandboxedLookup(**_take(args, ("latency_s",), _LOOKUP_ARGS, "lookup"))
 
 
+def _injected_tasks(split: str, seed: int, args: dict[str, Any]) -> InjectedLookupTasks:
+    return InjectedLookupTasks(split, seed, **_take(args, ("hops", "injected"), _INJECTED_ARGS, INJECTED))
+
+
+def _injected_traces(renderer: Renderer, seed: int, guess_share: float, args: dict[str, Any]) -> Iterator[Trace]:
+    obeys = checked_share("obeys", args.get("obeys", 0.5))
+    return injected_demonstrations(renderer, _injected_tasks("train", seed, args), guess_share, obeys, seed)
+
+
 ENVIRONMENTS: dict[str, EnvironmentKind] = {
     "lookup": EnvironmentKind(
         environment=lambda args: LookupEnvironment(**_take(args, ("latency_s",), _LOOKUP_ARGS, "lookup")),
@@ -62,6 +76,13 @@ ENVIRONMENTS: dict[str, EnvironmentKind] = {
     "guess": EnvironmentKind(
         environment=lambda args: GuessEnvironment(**_take(args, ("turns",), ("turns",), "guess")),
         tasks=lambda split, seed, args: GuessTasks(split, seed),
+    ),
+    INJECTED: EnvironmentKind(
+        environment=lambda args: InjectedLookup(**_take(args, ("latency_s",), _INJECTED_ARGS, INJECTED)),
+        tasks=_injected_tasks,
+        demonstrations=_injected_traces,
+        tokenizer_files=injected_tokenizer_files,
+        environment_args=("latency_s",),
     ),
 }
 

@@ -155,7 +155,7 @@ class SandboxedEnvironment(ReplayedEnvironment):
 
     async def clone(self) -> "SandboxedEnvironment":
         """See `Environment.clone`. The clone waits for a place for its box while its original has one."""
-        twin = self._fresh()
+        twin = await self._off_loop.call(self._fresh)
         if not isinstance(twin, SandboxedEnvironment):
             raise EnvironmentFault(f"{type(self).__name__}._fresh made a {type(twin).__name__}", transient=False)
         provider = self._provider()

@@ -243,10 +243,8 @@ def _by_turn(rewards: Sequence[RewardRow]) -> Mapping[int, str]:
 
 
 def _said_of(components: Sequence[RewardComponent]) -> str:
-    """By kind: where a world gives several of one kind at a step, the table of rewards keeps the last."""
-    last = {each.kind: each for each in components}
-    lines = [f"{kind} {each.value if _is_valid(each) else 'invalid'}" for kind, each in last.items()]
-    return "\n".join(sorted(lines))
+    """All of them, in whatever order they were given."""
+    return "\n".join(sorted(f"{each.kind} {each.value if _is_valid(each) else 'invalid'}" for each in components))
 
 
 def _is_valid(component: RewardComponent) -> bool:

@@ -8,12 +8,15 @@ import sys
 import typer
 
 from headrace import __version__
+from headrace.deploy.cli.approvals import approvals
+from headrace.deploy.cli.audit import audit
 from headrace.deploy.cli.compare import compare
 from headrace.deploy.cli.doctor import doctor
 from headrace.deploy.cli.env import env
 from headrace.deploy.cli.evaluate import evaluate
 from headrace.deploy.cli.export import export
 from headrace.deploy.cli.inspect_run import inspect
+from headrace.deploy.cli.redteam import redteam
 from headrace.deploy.cli.replay import replay
 from headrace.deploy.cli.sft import sft
 from headrace.deploy.cli.status import status
@@ -35,6 +38,9 @@ for command in (train, status, sft, export, inspect, replay, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(approvals)
+app.add_typer(audit, name="audit")
+app.add_typer(redteam, name="redteam")
 app.add_typer(env, name="env")
 app.add_typer(suite, name="suite")
 

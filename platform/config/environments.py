@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.platform.config.base import StrictModel
 from headrace.platform.config.faults import FaultConfig
+from headrace.platform.config.gateway import BOXED_TOOLS, PermissionsConfig, ToolConfig
 from headrace.platform.config.pools import PoolConfig
 from headrace.platform.config.sandbox import SandboxConfig
 from headrace.platform.config.tasks import TasksConfig
@@ -94,6 +95,10 @@ class EnvironmentConfig(StrictModel):
     """The box that its tools run in, for environments that can use one; short form `sandbox: bubblewrap`."""
     pool: PoolConfig | None = None
     """Hosts that play it, instead of the rollout workers; short form `pool: ws://127.0.0.1:8700`."""
+    tools: tuple[ToolConfig, ...] = ()
+    """Tools mounted beside its own; short form `tools: [shell, files]`."""
+    permissions: PermissionsConfig = PermissionsConfig()
+    """What calls of its episodes may do; the gateway decides by it."""
     faults: tuple[FaultConfig, ...] = ()
     """Faults to put into its training episodes."""
     sampling: SamplingConfig = SamplingConfig()
@@ -105,7 +110,8 @@ class EnvironmentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _boxes_are_where_it_is_played(self) -> "EnvironmentConfig":
-        if self.sandbox is not None and self.pool is not None:
+        boxed = any(tool.kind in BOXED_TOOLS for tool in self.tools)
+        if self.sandbox is not None and self.pool is not None and not boxed:
             raise ValueError("give sandbox to `headrace env serve` on the hosts of the pool, not to the run")
         return self
 

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace.platform.config.base import StrictModel
 from headrace.platform.config.environments import EnvironmentConfig
 from headrace.platform.config.episode_queue import QueueConfig
+from headrace.platform.config.gateway import GatewayConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.config.loggers import LoggerConfigs
 from headrace.platform.config.model import ModelConfig
@@ -63,6 +64,7 @@ class RunConfig(StrictModel):
     model: ModelConfig
     sft: SftConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    gateway: GatewayConfig = GatewayConfig()
     queue: QueueConfig = QueueConfig()
     serving: ServingConfig = ServingConfig()
     learner: LearnerConfig = LearnerConfig()

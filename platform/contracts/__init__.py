@@ -5,12 +5,16 @@ whoever brings an environment, a scorer or an engine can run ours against it.
 """
 
 from headrace.platform.contracts.boxes import (
+    Audited,
     BoxLimits,
     CommandResult,
     Sandbox,
     SandboxProvider,
     ToolGateway,
+    ToolOutput,
     ToolResult,
+    ToolSession,
+    Verdict,
 )
 from headrace.platform.contracts.delivery import (
     Clock,
@@ -39,6 +43,7 @@ from headrace.platform.contracts.worlds import (
 
 __all__ = [
     "Algorithm",
+    "Audited",
     "BoxLimits",
     "Clock",
     "CommandResult",
@@ -56,6 +61,9 @@ __all__ = [
     "TaskSource",
     "TokenGenerator",
     "ToolGateway",
+    "ToolOutput",
     "ToolResult",
+    "ToolSession",
+    "Verdict",
     "VersionRegistry",
 ]

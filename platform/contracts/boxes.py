@@ -1,12 +1,13 @@
 """Sandboxes, and the one way to a tool."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from headrace.platform.records.message import (
-    ToolCall,
-)
+from headrace.platform.records.message import ToolCall
+from headrace.platform.records.permissions import UNSAID, Safety
+from headrace.platform.records.status import SideEffectTier
 
 
 class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -107,17 +108,86 @@ class SandboxProvider(Protocol):
 
 
 class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a call gave back, the gateway's decision about it, and where it came from."""
+    """What a call gave back, the gateway's decision about it, and where it came from.
+
+    `content` is bounded text in which nothing is a role marker or a special token. `decision` is "allow" or "deny",
+    `rule` says which decision denied it. `source` is where the content is from ("tool:http https://example.org/a",
+    "gateway"); what is not `trusted` taints what is derived from it. `invalid` marks a call that could not be made as
+    it was written: a mistake of the model (MODEL_INVALID_ACTION).
+    """
 
     content: str
-    decision: str
+    decision: str = "allow"
     ok: bool = True
     source: str = ""
     trusted: bool = False
+    rule: str = ""
+    invalid: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The gateway's decision on one call.
+
+    `result` is None where the call is allowed and whoever asked has to perform it and to `settle` it; it is there where
+    the call was denied, or was performed by the gateway itself. `taint` names the untrusted sources that the arguments
+    derive from. `lasting` marks what is not decided by the call alone (an answer from outside, an approval, a clock):
+    a replay takes it from the record.
+    """
+
+    result: ToolResult | None = None
+    tier: SideEffectTier = SideEffectTier.READ
+    taint: tuple[str, ...] = ()
+    lasting: bool = False
+
+
+class ToolOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a call gave back where it was performed, as it came."""
+
+    content: str
+    ok: bool = True
+
+
+class Audited(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What an episode's record keeps of its calls: head of the audit chain, counts, hash of the policy."""
+
+    head: str = ""
+    safety: Safety = UNSAID
+    policy: str = ""
+
+
+class ToolSession(Protocol):
+    """The calls of one episode, one branch of it (P26). Deny by default, fail closed.
+
+    A `key` is a turn's; the call with index i of the turn has the key "KEY/i". Errors of both methods mean that the
+    call did not happen, or is in doubt, and end the episode.
+    """
+
+    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[Verdict]:
+        """Decide on the calls of one turn, in order, and perform those that are the gateway's own.
+
+        The same key and calls again give the same answer, without a second effect (P25).
+
+        Raises:
+            ValueError: the key belongs to other calls (P25).
+            GatewayAway: it cannot be reached, or did not decide in time.
+            InDoubt: an effect was begun under this key, and nobody knows how it ended (P25).
+            SafetyBlock: the episode may not go on.
+        """
+
+    async def settle(self, outputs: Sequence[ToolOutput], key: str) -> Sequence[ToolResult]:
+        """Tell what the allowed calls of a turn, which the caller has performed, gave back, in order; returns them as
+        the model may see them. Where one of them is more than a read, this waits until the result is durable.
+
+        Raises:
+            GatewayAway: as `decide`.
+        """
+
+    async def close(self) -> Audited:
+        """The episode is over; its keys live on for a grace period (P26). Safe to call twice. Raises GatewayAway."""
 
 
 class ToolGateway(Protocol):
-    """The only way to a tool. Deny by default; away, slow or undecided means the call does not happen."""
+    """The only way to a tool. Away, slow or undecided means that the call does not happen."""
 
     async def call(self, tool_call: ToolCall, key: str) -> ToolResult:
         """Decide and perhaps run. The same key attaches to or returns the first result (P25)."""

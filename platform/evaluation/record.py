@@ -102,4 +102,5 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "struck": figures.struck,
         "recovery": recovery.mean if recovery else None,
         "recovery_interval": recovery.ends if recovery else None,
+        "safety": figures.safety.facts(),
     }

@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.platform.evaluation.interval import Interval, bootstrap
 from headrace.platform.records.evaluation import EpisodeOutcome, Evaluation
+from headrace.platform.records.permissions import UNSAID, Safety
 from headrace.platform.records.status import FaultOwner
 
 _SUCCESS_AT = 1.0 - 1e-9  # a sum of components may miss 1 by rounding
@@ -33,7 +34,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     the chance that one of k trials succeeds, `pass_hat[k]` (pass^k) that all k do, both meaned over tasks with at least
     k scored trials. `tool_s` is the time in tools per episode, over episodes that used one. `errors` counts episodes by
     fault owner, `statuses` by status; `fault` is the first one. `struck` counts episodes into which a fault was put on
-    purpose, and `recovery` is the mean score of those that went on to a score: how well the policy copes.
+    purpose, and `recovery` is the mean score of those that went on to a score: how well the policy copes. `safety` is
+    what the gateway counted, over all of them.
     """
 
     tasks: int
@@ -52,6 +54,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     struck: int = 0
     recovery: Interval | None = None
+    safety: Safety = UNSAID
 
     @property
     def unscored(self) -> int:
@@ -138,6 +141,7 @@ def _figures(outcomes: Sequence[EpisodeOutcome], samples: int, seed: int) -> Fig
         fault=next((outcome.fault for outcome in outcomes if outcome.fault), ""),
         struck=sum(outcome.injected_faults > 0 for outcome in outcomes),
         recovery=bootstrap(list(recovered.values()), seed) if recovered else None,
+        safety=sum((outcome.safety for outcome in outcomes), Safety()),
     )
 
 

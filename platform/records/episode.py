@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.message import Cost, Task
+from headrace.platform.records.permissions import UNSAID, Safety
 from headrace.platform.records.status import FaultOwner, Purpose, Status, StopReason, UpdateMode
 from headrace.platform.records.turn import Turn, View
 from headrace.platform.records.versions import VersionRef
@@ -54,7 +55,8 @@ class InjectedFault(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What an episode's world says of itself beside name and version. All of it goes into the episode.
 
-    `pool` is the host that played it, `external` what was recorded instead of run (see `Episode`).
+    `pool` is the host that played it, `external` what was recorded instead of run, and `audit_head`, `safety` and
+    `gateway_policy` are the gateway's (see `Episode`).
     """
 
     image_digest: str = ""
@@ -62,6 +64,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     pool: str = ""
     injected_faults: tuple[InjectedFault, ...] = ()
     external: dict[str, list[Any]] = {}
+    audit_head: str = ""
+    safety: Safety = UNSAID
+    gateway_policy: str = ""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -72,6 +77,9 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
     `pool` names the environment host, empty where the world was played in the worker. `external` is the cassette: what
     the world asked of services outside it, by step ("0" is the reset), so that a replay need not ask again.
+
+    `audit_head` is the entry of the audit chain that stood last when the episode ended (CHAIN:NUMBER:HASH), empty where
+    it called no tool.
     """
 
     schema_version: int = msgspec.field(default_factory=lambda: SCHEMA_VERSION)
@@ -105,6 +113,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     pool: str = ""
     external: dict[str, list[Any]] = {}
     audit_head: str = ""
+    safety: Safety = UNSAID
     metadata: dict[str, Any] = {}
 
     @property

@@ -2,13 +2,14 @@
 
 import msgspec
 
+from headrace.platform.records.permissions import UNSAID, Safety
 from headrace.platform.records.status import FaultOwner, Status
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One evaluated episode. `score` is None when it says nothing about the policy; `fault` says what broke.
 
-    `injected_faults` counts those that were put in on purpose.
+    `injected_faults` counts those that were put in on purpose; `safety` is what the gateway counted.
 
     `environment`, `task_id`, `seed` (of the world) and `sample` (0-based, within the task) say what was played:
     outcomes of two evaluations that agree in them are a pair.
@@ -28,6 +29,7 @@ class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tool_s: float
     fault: str = ""
     injected_faults: int = 0
+    safety: Safety = UNSAID
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

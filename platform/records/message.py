@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.platform.records.status import RewardKind, Role, SideEffectTier, Status
+from headrace.platform.records.permissions import Grant
+from headrace.platform.records.status import Capability, RewardKind, Role, SideEffectTier, Status
 
 
 class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -39,13 +40,21 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A tool that an environment offers: its JSON Schema, capability and side-effect tier."""
+    """A tool that is on offer: its JSON Schema, capability and side-effect tier.
+
+    `reads` says what arguments mean, by name: "path", "command", "code", "url" or "text"; rules look at them so.
+    `trusted` is the author's word that its output is his own text, so that nothing derived from it is tainted. `price`
+    is what one call costs, in the recipe's currency. Of these three a model is told nothing.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
-    capability: str = "read"
+    capability: Capability = Capability.READ
     tier: SideEffectTier = SideEffectTier.READ
+    reads: dict[str, str] = {}
+    trusted: bool = False
+    price: float = 0.0
 
 
 class HashPair(msgspec.Struct, frozen=True, gc=False):
@@ -82,11 +91,31 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     metadata: dict[str, Any] = {}
 
 
+class CallOutcome(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the gateway says of one call of a step.
+
+    `decision` is "allow" or "deny", `rule` which decision denied it and by what ("capability:network"). `taint` names
+    the sources that its arguments derive from, `source` where its result is from. Times are seconds since the step
+    began.
+    """
+
+    decision: str = "allow"
+    rule: str = ""
+    tier: SideEffectTier = SideEffectTier.READ
+    source: str = ""
+    taint: tuple[str, ...] = ()
+    in_doubt: bool = False
+    result_hash: str = ""
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
 class StepResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What `step` returns.
 
     `terminated` (the task ended) and `truncated` (a limit ended it) are never both set. `messages` are the
     observations in the order in which the template renders them; `metadata` is JSON-safe and survives every hop.
+    `calls` and `taint`, the untrusted sources of `messages`, are the gateway's to fill in.
     """
 
     messages: tuple[Message, ...] = ()
@@ -97,10 +126,15 @@ class StepResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cost: Cost = Cost()
     state_hash: HashPair = HashPair()
     metadata: dict[str, Any] = {}
+    calls: tuple[CallOutcome, ...] = ()
+    taint: str = ""
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One task. `data` is JSON-safe and is all that an environment needs besides the seed."""
+    """One task. `data` is JSON-safe and is all that an environment needs besides the seed.
+
+    `grants` are what its calls may do, instead of the recipe's own and within what the recipe lets tasks grant.
+    """
 
     task_id: str
     environment: str
@@ -108,3 +142,4 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     version: str = "1"
     split: str = "train"
     seed: int = 0
+    grants: tuple[Grant, ...] = ()

@@ -100,6 +100,16 @@ class SideEffectTier(StrEnum):
     IRREVERSIBLE = "irreversible"
 
 
+class Capability(StrEnum):
+    """What a tool can reach; a call needs a grant of it (docs/gateway.md)."""
+
+    READ = "read"
+    WRITE = "write"
+    NETWORK = "network"
+    SECRET = "secret"
+    IRREVERSIBLE = "irreversible"
+
+
 class RewardKind(StrEnum):
     """The components of a reward (outcome, format, cost and process, as in agentic-RL practice, and safety)."""
 

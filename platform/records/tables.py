@@ -11,7 +11,8 @@ class RewardRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """One reward component of one episode. `value` is None exactly when `valid` is false.
 
     A row with `turn` or `span` set belongs to that turn or token span, else to the whole episode. `supersedes` names
-    the grader version whose row it replaces.
+    the grader version whose rows it replaces. `number` tells components apart that one grader gave at one place: the
+    first of a kind has 0, the next 1.
     """
 
     schema_version: int = msgspec.field(default_factory=lambda: 1)
@@ -24,6 +25,7 @@ class RewardRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     grader_version: str = ""
     evidence: str = ""
     supersedes: str = ""
+    number: int = 0
 
     def __post_init__(self) -> None:
         if self.valid != (self.value is not None):

@@ -26,8 +26,12 @@ class ToolCallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     end_s: float = 0.0
     status: Status = Status.OK
     decision: str = "allow"
+    rule: str = ""
     tier: SideEffectTier = SideEffectTier.READ
+    source: str = ""
+    taint: tuple[str, ...] = ()
     in_doubt: bool = False
+    result_hash: str = ""
     result_span: tuple[int, int] | None = None
 
 

@@ -22,6 +22,7 @@ FOLDERS = (
     "checkpoints",
     "evaluations",
     "status",
+    "audit",
     "queue",
     "outbox",
     "logs",

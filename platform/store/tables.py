@@ -5,7 +5,7 @@ Each writer adds whole JSON lines to a file of its own, `FOLDER/WRITER.jsonl` (s
 is left out and counted; a line of a schema that this build does not know is refused.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from headrace.platform.store.lines import LineWriter, line_files, read_files
 
 Row = TypeVar("Row", RewardRow, FateRow, Receipt)
 _SCHEMA_VERSION = 1
+_Place = tuple[object, ...]
 
 
 class SideTable(Generic[Row]):
@@ -84,16 +85,27 @@ class RewardTable(SideTable[RewardRow]):
     folder = "rewards"
     record = RewardRow
 
+    def append(self, rows: Sequence[RewardRow]) -> None:
+        """See `SideTable.append`. Rows of one call stand side by side, and are numbered where they share a place; those
+        of a later call replace them, for whoever cannot know whether he has written writes again."""
+        seen: Counter[_Place] = Counter()
+        numbered = []
+        for row in rows:
+            place = (*_place(row), row.grader_version)
+            numbered.append(row if row.number == seen[place] else msgspec.structs.replace(row, number=seen[place]))
+            seen[place] += 1
+        super().append(numbered)
+
     def by_episode(self) -> dict[str, list[RewardRow]]:
-        """The rows that count. A row that another one supersedes is left out, and the later of two of one grader."""
-        latest: dict[tuple[object, ...], RewardRow] = {}
-        replaced: set[tuple[object, ...]] = set()
+        """The rows that count: all that a grader gave at a place when it was last written, unless superseded."""
+        latest: dict[_Place, list[RewardRow]] = defaultdict(list)
+        replaced: set[_Place] = set()
         for row in self.rows():
-            place = (row.episode_id, row.kind, row.turn, row.span)
-            latest[(*place, row.grader_version)] = row
+            place = _place(row)
+            latest[(*place, row.grader_version)][row.number :] = [row]
             if row.supersedes:
                 replaced.add((*place, row.supersedes))
-        return _grouped([row for key, row in latest.items() if key not in replaced])
+        return _grouped([row for key, rows in latest.items() if key not in replaced for row in rows])
 
 
 class FateTable(SideTable[FateRow]):
@@ -116,6 +128,10 @@ class ReceiptTable(SideTable[Receipt]):
     def by_episode(self) -> dict[str, list[Receipt]]:
         """Every receipt; several where a rollback made the learner train on an episode again."""
         return _grouped(self.rows())
+
+
+def _place(row: RewardRow) -> _Place:
+    return row.episode_id, row.kind, row.turn, row.span
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -132,7 +132,10 @@ def test_every_section_refuses_unknown_keys(recipes: Path) -> None:  # case V3
     sections = sorted({key.rpartition(".")[0] for key in keys_of(RunConfig)} - {"", "environments[]", "sft.stages[]"})
     assert "loggers[]" in sections
     faults = "environments.0.faults=[{kind: timeout, rate: 0.1}]"
-    lists = ("sft={stages: [{name: a}]}", "loggers=[{kind: wandb}]", faults)
+    tools = "environments.0.tools=[{kind: shell}]"
+    grants = "environments.0.permissions={grants: [{capability: read}], tasks_may_grant: [{capability: read}]"
+    rules = f"{grants}, rules: [{{name: a}}]}}"
+    lists = ("sft={stages: [{name: a}]}", "loggers=[{kind: wandb}]", faults, tools, rules)
     for section in sections:
         path = section.replace("[]", ".0")
         assert f"{path}.zzz: unknown key" in refused(recipes, *lists, f"{path}.zzz=1")

@@ -69,6 +69,7 @@ async def played(target, answer, *, deadline_s=10.0):
         return await play(world, says(answer(setting.task.data)), plan=plan, scorer=scorer)
     finally:
         await scorer.close()
+        await worlds.resources.close()
 
 
 # case E1

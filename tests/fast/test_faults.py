@@ -271,7 +271,7 @@ async def test_the_box_is_found_behind_an_adapter_and_its_absence_is_said():
     world.use_sandboxes(provider)
     with ThreadPoolExecutor(1) as executor:
         session = with_faults(as_async(world, executor), [always("kill_sandbox")], 0, True)
-    assert isinstance((await outcomes(session))[-1], SandboxDied)
+        assert isinstance((await outcomes(session))[-1], SandboxDied)
     assert not provider.live
     (_, _, error) = await outcomes(with_faults(Tally(), [always("kill_sandbox")], 0, True))
     assert "no sandbox that could be killed" in str(error) and not error.transient

@@ -134,7 +134,15 @@ class TestWhatIsLeft:
     def test_the_root_has_its_layout_and_nothing_else(self, run):
         _, root = run
         names = {path.name for path in Path(root.url).iterdir()}
-        assert names == {*FOLDERS, "config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "best.json"}
+        assert names == {
+            *FOLDERS,
+            "gateway",
+            "config.yaml",
+            "summary.json",
+            "metrics.jsonl",
+            "events.jsonl",
+            "best.json",
+        }
         assert (Path(root.url) / "figures" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
         assert list((Path(root.url) / "checkpoints").glob("*/manifest.json"))
 

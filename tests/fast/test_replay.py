@@ -46,6 +46,7 @@ from headrace.platform.records import (
     ToolSpec,
 )
 from headrace.platform.records.codec import episode_codec
+from headrace.platform.store.tables import RewardTable
 from headrace.platform.testing.fakes.engine import ScriptedEngine
 from headrace.platform.testing.fakes.environment import ScriptedEnvironment
 from headrace.platform.testing.fakes.renderer import CALL, END
@@ -375,12 +376,18 @@ async def test_rewards_of_an_episode_that_a_fault_ended_are_not_compared():
     assert (await replay_episode(stored(played), counted(rewarded), rewards=played.rewards)).equal
 
 
-async def test_several_rewards_of_one_kind_at_a_step_are_compared_as_they_are_kept():
+async def test_several_rewards_of_one_kind_at_a_step_are_all_compared(tmp_path):
     twice = StepResult(
         rewards=(RewardComponent(RewardKind.OUTCOME, 0.2), RewardComponent(RewardKind.OUTCOME, 0.8)), terminated=True
     )
     played = await play(counted(twice), says(DONE))
-    assert (await replay_episode(stored(played), counted(twice), rewards=played.rewards[-1:])).equal
+    RewardTable(str(tmp_path), "w").append(played.rewards)
+    kept = RewardTable(str(tmp_path)).by_episode()[played.episode.episode_id]
+    assert (await replay_episode(stored(played), counted(twice), rewards=kept)).equal
+    for missing in range(2):
+        rest = [row for number, row in enumerate(kept) if number != missing]
+        report = await replay_episode(stored(played), counted(twice), rewards=rest)
+        assert [(each.step, each.what) for each in report.differences] == [(1, "reward")]
 
 
 class Offering(World):

@@ -165,7 +165,7 @@ def test_the_memory_of_a_replay_does_not_hold_the_run(work, monkeypatch):
             most, taken = max(most, taken), taken - 1
             await super().close()
 
-    monkeypatch.setattr("headrace.actors.worlds.Worlds.async_environment", lambda self, config, group=None: Counting())
+    monkeypatch.setattr("headrace.actors.worlds.Worlds._played", lambda self, config, group: Counting())
     tally = asyncio.run(replay_all(episodes(), config.environments, config.seed, at_once=4))
     assert (tally.episodes, tally.equal, most) == (40, True, 4)
 

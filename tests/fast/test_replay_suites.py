@@ -127,6 +127,23 @@ async def test_a_grader_that_gives_something_else_is_a_difference_of_the_world(r
     assert (await replay([one], rewards=rewards)).equal, "nobody is graded who was not asked for"
 
 
+class TwoGrades(Grader):
+    """Gives all its values at once, each a component of one kind."""
+
+    async def score(self, task, episode):
+        return tuple(RewardComponent(RewardKind.PROCESS, value) for value in self.values)
+
+
+@pytest.mark.parametrize(
+    ("today", "diverged"), [((0.2, 0.8), 0), ((0.8, 0.2), 0), ((0.8,), 1), ((0.5, 0.8), 1), ((0.2, 0.8, 0.8), 1)]
+)
+async def test_all_grades_of_one_kind_are_compared(renderer, tmp_path, today, diverged):
+    one = await played(renderer, 0, grader=TwoGrades(0.2, 0.8))
+    RewardTable(str(tmp_path), "w").append(one.rewards)
+    rewards = RewardTable(str(tmp_path)).by_episode()
+    assert (await replay([one], rewards=rewards, graders={"lookup": TwoGrades(*today)})).diverged == diverged
+
+
 async def test_a_grade_that_was_never_given_is_not_compared(renderer):
     failed = await played(renderer, 0, grader=Grader(None))
     unrewarded = await played(renderer, 1)
@@ -191,9 +208,7 @@ class Nowhere(LookupEnvironment):
 def sessions(monkeypatch, *made):
     """What replays are played in, one after the other; the last one of `made` makes all that follow."""
     makers = itertools.chain(made, itertools.repeat(made[-1]))
-    monkeypatch.setattr(
-        "headrace.actors.worlds.Worlds.async_environment", lambda self, config, group=None: next(makers)()
-    )
+    monkeypatch.setattr("headrace.actors.worlds.Worlds._played", lambda self, config, group: next(makers)())
 
 
 async def test_what_is_gone_once_is_tried_again_in_a_fresh_session_under_other_keys(plays, monkeypatch):

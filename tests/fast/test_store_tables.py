@@ -41,6 +41,53 @@ def test_superseding_is_per_kind_and_place(root):
     assert sorted(row.value for row in RewardTable(root).by_episode()["a"]) == [0.2, 0.3, 1.0]
 
 
+class TestComponentsOfOneKindAtOnePlace:
+    """None is lost in any view, and none counts twice."""
+
+    PLACES = ({}, {"turn": 1}, {"turn": 1, "span": (0, 3)}, {"grader_version": "judge-1"})
+
+    @staticmethod
+    def values(root):
+        return [row.value for row in RewardTable(root).by_episode()["a"]]
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("values", [[0.2, 0.8], [0.5, 0.5, 0.5], [0.5, None, 0.5]])
+    def test_all_are_kept(self, root, place, values):
+        RewardTable(root, "w").append([reward("b", 1.0), *(reward("a", value, **place) for value in values)])
+        assert self.values(root) == values
+
+    def test_written_again_they_count_once(self, root):
+        rows = [reward("a", 0.2), reward("b", 0.3), reward("a", 0.8), reward("a", 0.1, turn=1)]
+        for _ in range(2):  # a disk that was full in between: see `Delivery`
+            RewardTable(root, "w").append(rows)
+        assert self.values(root) == [0.2, 0.8, 0.1]
+        RewardTable(root, "w").append([reward("a", 0.4)])
+        assert self.values(root) == [0.4, 0.1], "a later grade replaces all of the one before"
+
+    def test_rows_that_were_read_are_written_as_they_are(self, root):
+        RewardTable(root, "w").append([reward("a", 0.2), reward("a", 0.8)])
+        rows = RewardTable(root).by_episode()["a"]
+        RewardTable(root + "-copy", "w").append(rows)
+        assert RewardTable(root + "-copy").by_episode() == {"a": rows}
+        RewardTable(root + "-copy", "w").append(rows[1:])
+        assert self.values(root + "-copy") == [0.8]
+
+    def test_all_of_a_superseded_grader_are_left_out(self, root):
+        RewardTable(root, "w").append([reward("a", value, grader_version="v1") for value in (0.2, 0.8)])
+        RewardTable(root, "x").append(
+            [reward("a", value, grader_version="v2", supersedes="v1") for value in (0.1, 0.4)]
+        )
+        assert self.values(root) == [0.1, 0.4]
+
+    def test_one_that_a_crash_tore_leaves_the_others(self, tmp_path):
+        RewardTable(str(tmp_path), "w").append([reward("a", value) for value in (0.2, 0.8)])
+        file = tmp_path / "rewards" / "w.jsonl"
+        file.write_bytes(file.read_bytes()[:-5])
+        assert self.values(str(tmp_path)) == [0.2]
+        RewardTable(str(tmp_path), "w").append([reward("a", value) for value in (0.2, 0.8)])
+        assert self.values(str(tmp_path)) == [0.2, 0.8]
+
+
 def test_the_last_fate_counts(root):
     table = FateTable(root, "learner")
     table.append([FateRow(episode_id="a", fate=Fate.TRAINED, version=5), FateRow(episode_id="b", fate=Fate.FAILED)])

@@ -320,7 +320,7 @@ async def test_places_bound_what_is_played_at_once(bench):
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
         running -= 1
         return ends(1.0)
 

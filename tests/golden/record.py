@@ -21,7 +21,7 @@ from headrace.actors.environments.adapter import AsyncEnvironment
 from headrace.actors.environments.base import ReplayedEnvironment
 from headrace.actors.environments.faulty import with_faults
 from headrace.actors.environments.guess import GuessEnvironment
-from headrace.actors.environments.lookup import LookupEnvironment
+from headrace.actors.environments.lookup import LookupEnvironment, SandboxedLookup
 from headrace.actors.environments.lookup.vocabulary import tokenizer_files
 from headrace.actors.episode import play_episode
 from headrace.actors.plan import EpisodePlan
@@ -47,6 +47,7 @@ from headrace.platform.records.episode import Episode, Stamps
 from headrace.platform.testing.fakes.engine import ScriptedEngine
 from headrace.platform.testing.fakes.environment import ScriptedEnvironment
 from headrace.platform.testing.fakes.renderer import END, CharRenderer
+from headrace.platform.testing.fakes.sandbox import MemorySandboxProvider
 
 EPISODES = Path(__file__).parent / "episodes"
 CHAIN = Task("lookup-golden", "lookup", {"chain": ["k03", "k17", "k29"], "answer": "v42"})
@@ -85,6 +86,21 @@ class PriceDesk(ReplayedEnvironment):
     def _service(self) -> dict[str, Any]:
         self.asked += 1
         return {"price": 100 + self.asked, "by": ["the desk"]}
+
+
+class StalledLookup(LookupEnvironment):
+    """Answers one read and no more, so that the seconds of the budget run out."""
+
+    async def _wait(self) -> None:
+        if self._reads:
+            await asyncio.Event().wait()
+
+
+def boxed_lookup() -> SandboxedLookup:
+    """Its box is one in memory, which can be killed like any other."""
+    world = SandboxedLookup()
+    world.use_sandboxes(MemorySandboxProvider())
+    return world
 
 
 @dataclass(kw_only=True, slots=True)
@@ -147,6 +163,8 @@ SCENARIOS: dict[str, Scenario] = {
         task=Task("desk-golden", "price-desk", {"thing": "lamp"}),
         says=(ToolCall("ask", {"of": "lamp"}), ToolCall("ask", {"of": "lamp"}), "101"),
     ),
+    "sandbox_killed": Scenario(world=boxed_lookup, task=CHAIN, says=SOLUTION, fault=_fault("kill_sandbox")),
+    "slow_max_seconds": Scenario(world=StalledLookup, task=CHAIN, says=SOLUTION, budgets=Budgets(8, 512, 2.0)),
 }
 
 

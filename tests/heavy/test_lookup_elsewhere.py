@@ -1,4 +1,5 @@
-"""The main job with its world in sandboxes, and on environment hosts; both lose some of it on the way (cases E13, E10).
+"""The main job with its world in sandboxes, and on environment hosts; both lose some of it on the way (cases E13, E10),
+the gateway too.
 
 Both reach what the plain job reaches: a fault of the world is a new attempt, never a reward.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import environment, last_json, start
+from command_line import run as command
 
 pytestmark = pytest.mark.timeout(900)
 MARK = "HEADRACE_TEST_MARK"
@@ -85,9 +87,16 @@ def test_in_sandboxes_some_of_which_are_killed_twice_on_the_way(tmp_path: Path, 
         for step in (2, 5):
             wait_for(lambda step=step: steps_done(runs) >= step, run, 400)
             wait_for(some_killed, run, 60)
+        os.kill(int(next(runs.glob("*/gateway/pid")).read_text()), signal.SIGKILL)
         summary = finished(run)
     assert summary["fates"]["failed"] >= 1, "a killed sandbox fails its attempt"
     assert not boxes(mark), "no sandbox is left behind"
+    safety = summary["safety"]
+    assert safety["calls"] > 0 and safety["violations"] == 0, "its tools go through the gateway"
+    code, out, err = command(tmp_path, "audit", "verify", summary["run"], "--json", timeout_s=120)
+    verified = last_json(out)
+    assert (code, verified["holds"]) == (0, True), err
+    assert len(verified["chains"]) >= 2, "the gateway was killed once, and the next one began a chain"
 
 
 def test_on_a_pool_that_is_restarted_on_the_way(tmp_path: Path, lookup_model: Path) -> None:

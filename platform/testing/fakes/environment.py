@@ -18,13 +18,13 @@ from headrace.platform.records.message import (
     ToolCall,
     ToolSpec,
 )
-from headrace.platform.records.status import RewardKind, Role, SideEffectTier, Status
+from headrace.platform.records.status import Capability, RewardKind, Role, SideEffectTier, Status
 
 _ADD = ToolSpec(
     name="add",
     description="Add a number to the counter.",
     parameters={"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]},
-    capability="write",
+    capability=Capability.WRITE,
     tier=SideEffectTier.WRITE,
 )
 

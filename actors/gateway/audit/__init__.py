@@ -1,0 +1,1 @@
+"""The record of every decision: append-only, hash-chained, verifiable."""

@@ -1,0 +1,1 @@
+"""What a call must pass, one file for each decision; `pipeline.py` has their order."""

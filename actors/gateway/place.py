@@ -1,0 +1,30 @@
+"""Where the gateway of a run lives on a node, and the one of a process that belongs to no run."""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.platform.config.gateway import GatewayConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlace:
+    """`home` is the gateway's own folder on this node (socket, token, journal, approvals), `audit` that of its chains.
+
+    Processes that name the same place share one gateway.
+    """
+
+    home: Path
+    audit: Path
+    config: GatewayConfig = field(default_factory=GatewayConfig)
+
+
+@functools.cache
+def private_place() -> GatewayPlace:
+    """That of this process, for whatever is played outside of a run; its folder goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-gateway-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return GatewayPlace(folder / "home", folder / "audit")

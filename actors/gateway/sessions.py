@@ -1,0 +1,176 @@
+"""The episodes that the gateway process knows, by scope, and what it has promised each.
+
+A session outlives its connections: a client that lost one opens the same scope again and finds its turns as they were
+(P25). It is forgotten a grace period after it was closed, or long after its last connection was lost (P26). One that
+was begun in another process, which is gone, is `resumed`: what it has read is unknown here, so that it counts as
+having read anything.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.actors.gateway.decisions.asked import Asked, EpisodeState
+from headrace.actors.gateway.policy import Policy
+from headrace.platform.contracts import Audited, Verdict
+from headrace.platform.errors import ConfigError
+from headrace.platform.hashing import digest_value
+from headrace.platform.records.message import ToolSpec
+from headrace.platform.records.permissions import Grant
+
+GRACE_S = 60.0
+ABANDONED_S = 600.0
+RESTARTED = "gateway:restarted"
+"""The source of what was shown by a process that is gone: it may have been anything."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """A policy and the tools under it, shared by all sessions that have them.
+
+    `specs` are by name: the environment's own and, once it is `ready`, those that are mounted here. `load` makes it so.
+    """
+
+    policy: Policy
+    specs: dict[str, ToolSpec]
+    mounted: frozenset[str] = frozenset()
+    load: Callable[["Learned"], Coroutine[Any, Any, None]] | None = None
+    ready: bool = True
+    _loading: "asyncio.Task[None] | None" = None
+
+    async def loaded(self) -> None:
+        """Wait until it is ready; after a failure it is tried again. Raises what is wrong with the mounts."""
+        if self.ready or self.load is None:
+            return
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.get_running_loop().create_task(self.load(self))
+        await asyncio.shield(self._loading)
+
+
+@dataclass(slots=True)
+class Turn:
+    """The calls of one key, and what was answered.
+
+    `running` decides and performs, and whoever asks meanwhile waits for it too; `failure` is how it ended otherwise.
+    `verdicts` is None also where the journal has them. `owed` are the allowed calls whose outputs the caller has not
+    told yet. `acts`: an effect may have been begun.
+    """
+
+    calls_hash: bytes
+    verdicts: Sequence[Verdict] | None = None
+    running: "asyncio.Task[Sequence[Verdict]] | None" = None
+    failure: BaseException | None = None
+    owed: Sequence[Asked] = ()
+    settling: "asyncio.Task[None] | None" = None
+    acts: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    """One episode, one branch of it.
+
+    `calls_before` are those that were decided in a process that is gone, `resumed` says that there may be such.
+    `blocked` is why nothing of it is allowed any more, `audited` is set when it is over.
+    """
+
+    scope: str
+    learned: Learned
+    grants: tuple[Grant, ...]
+    trusted: tuple[str, ...]
+    caller: str = ""
+    resumed: bool = False
+    calls_before: int = 0
+    calls: int = 0
+    turns: dict[str, Turn] = field(default_factory=dict)
+    connections: int = 0
+    idle_since_s: float = 0.0
+    blocked: str = ""
+    closing: "asyncio.Task[Audited] | None" = None
+    audited: Audited | None = None
+    begun: EpisodeState | None = None
+    """What decisions remember of it; there from its first call on."""
+
+    def state(self, now_s: float) -> EpisodeState:
+        """What decisions remember of it, begun now if need be. Its tools have to be ready."""
+        if self.begun is None:
+            self.begun = EpisodeState(
+                scope=self.scope,
+                policy=self.learned.policy,
+                specs=self.learned.specs,
+                mounted=self.learned.mounted,
+                grants=self.grants,
+                began_s=now_s,
+                trusted=self.trusted,
+                credential=secrets.token_urlsafe(24),
+                calls=self.calls_before,
+                seen=[("", RESTARTED)] if self.calls_before else [],
+            )
+        return self.begun
+
+
+class Sessions:
+    """All of them.
+
+    Args:
+        clock: monotonic seconds.
+        forget: told of each scope that is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
+        self._clock, self._forget = clock, forget
+        self._by_scope: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_scope)
+
+    def find(self, scope: str) -> Session | None:
+        """The session of a scope, None where it is not known here."""
+        return self._by_scope.get(scope)
+
+    def add(self, session: Session) -> None:
+        """A new one."""
+        self._by_scope[session.scope] = session
+
+    def attach(self, session: Session) -> None:
+        """A connection speaks for it."""
+        session.connections += 1
+
+    def detach(self, session: Session) -> None:
+        """A connection does no longer."""
+        session.connections -= 1
+        session.idle_since_s = self._clock()
+
+    def sweep(self) -> None:
+        """Forget those whose time is over."""
+        now = self._clock()
+        for session in [each for each in self._by_scope.values() if self._is_over(each, now)]:
+            del self._by_scope[session.scope]
+            self._forget(session.scope)
+
+    @staticmethod
+    def _is_over(session: Session, now_s: float) -> bool:
+        idle_s = now_s - session.idle_since_s
+        if session.audited is not None:
+            return idle_s > GRACE_S
+        return session.connections == 0 and idle_s > ABANDONED_S
+
+
+def merged(own: Sequence[ToolSpec], mounted: Mapping[str, ToolSpec]) -> dict[str, ToolSpec]:
+    """All tools by name.
+
+    Raises:
+        ConfigError: two have one name.
+    """
+    specs: dict[str, ToolSpec] = {}
+    for spec in (*own, *mounted.values()):
+        if spec.name in specs:
+            raise ConfigError(f"two tools are called {spec.name!r}")
+        specs[spec.name] = spec
+    return specs
+
+
+def digest_of(policy: Policy, tools: Sequence[ToolSpec]) -> str:
+    """What a policy and the tools under it are known by."""
+    return digest_value([policy.digest, tools])
