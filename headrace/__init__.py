@@ -32,6 +32,7 @@ _EXPORTS = {
     "SingleTurn": "headrace.actors.environments.doors.single_turn",
     "ToolUse": "headrace.actors.environments.doors.tool_use",
     "Session": "headrace.actors.environments.doors.session",
+    "tool": "headrace.actors.environments.doors.declared",
     "ToolError": "headrace.actors.environments.doors.session",
     "ReplayedEnvironment": "headrace.actors.environments.base",
     "SandboxedEnvironment": "headrace.actors.environments.sandboxed",

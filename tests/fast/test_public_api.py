@@ -27,6 +27,7 @@ PUBLIC = [
     "SingleTurn",
     "ToolUse",
     "Session",
+    "tool",
     "ToolError",
     "ReplayedEnvironment",
     "SandboxedEnvironment",

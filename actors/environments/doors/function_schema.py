@@ -2,8 +2,8 @@
 
 Types and defaults come from the signature, through pydantic; descriptions from the docstring, in Google, NumPy or reST
 style, or where it says nothing from `Annotated[int, "text"]`. A default of None makes null an argument too. Arguments
-are read as pydantic reads JSON: `"3"` is taken for the integer 3, and nothing is cut or guessed. What cannot be read
-says why, in words for the model (case X1).
+are read as pydantic reads JSON, and nothing is cut or guessed; behind the gateway they have passed the schema already.
+What cannot be read says why, in words for the model (case X1).
 """
 
 import inspect
@@ -19,6 +19,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from headrace.actors.environments.doors.declared import declared
 from headrace.actors.environments.doors.session import Session
 from headrace.actors.frames import defined_at
 from headrace.platform.errors import ConfigError
@@ -104,7 +105,7 @@ def tool_function(function: Callable[..., Any]) -> ToolFunction:
         fields[f"argument_{number}"] = (_with_null(hint, default), Field(default, alias=parameter, **told))
     arguments, schema = _model(name, fields, where)
     summary = "\n".join(filter(None, (text.short_description, text.long_description)))
-    spec = ToolSpec(name=name, description=summary, parameters=schema)
+    spec = declared(function, ToolSpec(name=name, description=summary, parameters=schema), where)
     return ToolFunction(function=function, spec=spec, usage=_usage(spec), session=session, arguments=arguments)
 
 

@@ -33,7 +33,8 @@ READ = _spec(
 )
 SEARCH = _spec(
     "search_files",
-    f"Search files for a regular expression; answers with PATH:LINE:TEXT. At most {_MOST_MATCHES} matches.",
+    "Search files for an extended regular expression, as grep -E has it; answers with PATH:LINE:TEXT. At most"
+    f" {_MOST_MATCHES} matches.",
     {"pattern": {"type": "string", "minLength": 1}, "path": {**_PATH, "default": "."}},
     ["pattern"],
     writes=False,
