@@ -7,7 +7,7 @@ large, or that is none of the expected messages, ends the connection: whoever se
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -117,9 +117,8 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=_HIGH_WATER)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # of uvloop, which Ray's workers have, it is no subclass
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
         self.made(transport)
 
     def data_received(self, data: bytes) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import uvloop
 from gateways import GET, GRANTS, LOCAL_GRANTS, OWN, PUT, new_scope
 
 from headrace.actors.gateway.audit.verify import verify
@@ -106,6 +107,18 @@ async def test_a_gateway_that_cannot_start_says_why(tmp_path, home):
     (tmp_path / "audit").write_text("a file")
     with pytest.raises(GatewayAway, match=r"did not start: .*audit"):
         await open_gateway(home, tmp_path / "audit", CONFIG)
+
+
+def test_a_client_in_the_event_loop_of_a_ray_worker(tmp_path):
+    async def ask():
+        client = await open_gateway(tmp_path / "home", tmp_path / "audit", CONFIG, linger_s=0.2)
+        (verdict,) = await client.session(new_scope(), LOCAL, OWN).decide((READ,), "t")
+        await client.close()
+        await gone(pid_of(tmp_path / "home"))
+        return verdict.result
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ask()) is None
 
 
 async def test_a_copied_home_has_a_gateway_of_its_own(client, home, tmp_path):
