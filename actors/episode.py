@@ -26,7 +26,7 @@ import msgspec
 from headrace.actors.context import Context
 from headrace.actors.deadline import Deadline
 from headrace.actors.endings import classify, ending_of
-from headrace.actors.environments.adapter import AsyncEnvironment
+from headrace.actors.environments.adapter import AsyncEnvironment, finished
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
 from headrace.actors.replaying.branch import BRANCH, take_up
@@ -62,6 +62,8 @@ async def play_episode(
     try:
         with deadline:
             ending = await _converse(plan, environment, renderer, generator, recorder, deadline, began)
+            deadline.allow("the end", time.monotonic(), plan.step_deadline_s)
+            await finished(environment)
     except asyncio.CancelledError as error:
         if _is_cancelled():
             raise

@@ -24,7 +24,7 @@ from headrace.actors.environments.off_loop import OffLoop
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.environments.sandboxed import SandboxedEnvironment
 from headrace.actors.frames import described
-from headrace.actors.gateway.boxed import boxed_tools
+from headrace.actors.gateway.checking import check_host, check_policy
 from headrace.actors.gateway.guard import GuardedEnvironment
 from headrace.actors.gateway.permissions import policy_of
 from headrace.actors.oracle import Demonstrate, OracleVerdict, demonstration_of, oracle_verdict
@@ -76,8 +76,8 @@ class Worlds:
 
     Raises:
         NotFound: for an environment that is not registered.
-        ConfigError: for arguments that it does not know, tasks that cannot be had, faults that cannot be put in, and a
-            sandbox that it has no use for.
+        ConfigError: for arguments that it does not know, tasks that cannot be had, faults that cannot be put in, a
+            sandbox that it has no use for, mounts that are none, and permissions that name no tool that there is.
     """
 
     def __init__(
@@ -192,9 +192,11 @@ class Worlds:
         """Make sure that this host has what the environments stand on, before the first episode is played here.
 
         Raises:
-            ConfigError: no sandbox that the recipe accepts works here, or a secret is not there.
+            ConfigError: no sandbox that the recipe accepts works here, a secret is not there, or what a mounted tool
+                or an approval needs.
         """
         for config in self._configs:
+            check_host(self._policies[config.known_as], config.known_as)
             if config.pool is not None:
                 self.resources.pool(config)
             elif isinstance(self.environment(config), SandboxedEnvironment):
@@ -261,7 +263,7 @@ class Worlds:
             boxes = self._boxes(config)
         except ConfigError as error:  # no sandbox works here any more: the episode's boundary judges it
             return UnbuiltEnvironment(config.known_as, error)
-        return GuardedEnvironment(session, policy, self.resources.gateway, boxes)
+        return GuardedEnvironment(session, policy, self.resources.gateway, boxes, config.step_deadline_s)
 
     def _boxes(self, config: EnvironmentConfig) -> SandboxProvider | None:
         """Who makes boxes for tools that are mounted beside an environment. Raises ConfigError where nobody can."""
@@ -271,8 +273,8 @@ class Worlds:
 
     def _check(self, config: EnvironmentConfig) -> None:
         """What is wrong with an environment is said before anything starts. Raises ConfigError."""
-        boxed_tools(self._policies[config.known_as].mounts)
         if config.pool is not None:
+            check_policy(self._policies[config.known_as], None, config.known_as)
             check_faults(config.faults, can_kill=False)
             if config.pool.versions:
                 self.versions.setdefault(config.name, set()).update(config.pool.versions)
@@ -281,6 +283,7 @@ class Worlds:
             environment = self.environment(config)
         except EnvironmentFault as error:
             raise ConfigError(f"environments.{config.known_as} cannot be made: {error}") from error
+        check_policy(self._policies[config.known_as], environment, config.known_as)
         check_faults(config.faults, can_kill=isinstance(environment, SandboxedEnvironment))
         self._identities[config.known_as] = environment.name, environment.version
         self.versions.setdefault(environment.name, set()).add(environment.version)

@@ -18,8 +18,9 @@ def check_config(config: RunConfig) -> None:
 
     Raises:
         ConfigError: it joins a cluster without a server for it, keeps its runs where its processes cannot meet, has
-            wrong arguments for an environment or a scorer, tasks or a sandbox that cannot be had here, a logger that is
-            not installed, or a model that cannot be used.
+            wrong arguments for an environment, a scorer or a mounted tool, permissions for tools that there are not,
+            tasks, a sandbox, or what a mounted tool or an approval needs, that cannot be had here, a logger that is not
+            installed, or a model that cannot be used.
         NotFound: it names an environment that is not registered, or a run that is not there.
     """
     check_cluster(config)

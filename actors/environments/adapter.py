@@ -44,6 +44,13 @@ class AsyncEnvironment(Protocol):
         """See `Environment.close`."""
 
 
+async def finished(environment: AsyncEnvironment) -> None:
+    """Tell a session that wants to know that its episode has ended well. What it raises ends the episode otherwise."""
+    finish = getattr(environment, "finish_episode", None)
+    if finish is not None:
+        await finish()
+
+
 def as_async(environment: Environment, executor: ThreadPoolExecutor) -> AsyncEnvironment:
     """`environment` itself when it is one of headrace's own and async throughout, else a wrapper around it.
 

@@ -14,6 +14,7 @@ from headrace.actors.gateway.judging import UNDECIDED
 from headrace.actors.gateway.sessions import Session
 from headrace.actors.gateway.shown import OUTSIDE, denied, is_strong
 from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
+from headrace.platform.records.message import ToolCall
 from headrace.platform.records.permissions import Safety
 from headrace.platform.records.status import SideEffectTier
 
@@ -30,15 +31,18 @@ class Accounts:
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
 
-    def opened(self, session: Session) -> None:
-        """A session's first call has come."""
-        self._audit.append("open", session.scope, caller=session.caller, result_hash=session.learned.policy.digest)
+    def recorded(self, session: Session, calls: Sequence[ToolCall]) -> None:
+        """A replay takes calls from the record."""
+        self._opened(session)
+        for call in calls:
+            name = call.name if call.name in session.learned.specs else ""
+            hashed = self._audit.digest(call.arguments)
+            self._audit.append("recorded", session.scope, name=name, caller=session.caller, arguments_hash=hashed)
 
     def decided(self, session: Session, decided: Decided) -> list[Verdict]:
         """Count and write the decisions of a turn. Sets `session.blocked` where it was one too many: then nothing of
         the turn happens."""
-        if not session.calls:
-            self.opened(session)
+        self._opened(session)
         session.calls += len(decided)
         for _, denial in decided:
             if denial is not None and not denial.invalid:
@@ -68,6 +72,10 @@ class Accounts:
             result_hash=self._audit.digest(content),
         )
 
+    def not_begun(self, session: Session, asked: Asked, rule: str) -> None:
+        """An allowed call did not happen after all, through no fault of its own."""
+        self._audit.append("result", session.scope, asked.key, asked.spec.name, decision="deny", rule=rule)
+
     def given_elsewhere(self, session: Session, key: str, output: ToolOutput) -> None:
         """The same of a call that was decided elsewhere."""
         said = "allow" if output.ok else "failed"
@@ -90,6 +98,13 @@ class Accounts:
                 duplicates=state.duplicates,
             )
         return Audited(head, counted, session.learned.policy.digest)
+
+    def _opened(self, session: Session) -> None:
+        """A session's first call has come."""
+        if not session.is_written:
+            digest = session.learned.policy.digest
+            self._audit.append("open", session.scope, caller=session.caller, result_hash=digest)
+            session.is_written = True
 
     @staticmethod
     def _violated(session: Session, rule: str, told: str) -> None:

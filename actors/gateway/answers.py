@@ -28,8 +28,7 @@ class Answers:
         self._times = [(0.0, time.monotonic() - began)] * len(calls)
         self._outputs: dict[int, ToolOutput] = {}
         self._own: Sequence[int] = ()
-        self._messages: dict[int, Sequence[Message]] = {}  # of the environment, by the call that they answer
-        self._beside: Sequence[Message] = ()
+        self._messages: dict[int, tuple[Message, ...]] = {}  # of the environment, by the call that they answer
 
     def perform(self, index: int, output: ToolOutput) -> None:
         """What a call gave that was performed in the box."""
@@ -38,12 +37,13 @@ class Answers:
 
     def take(self, indices: Sequence[int], messages: Sequence[Message]) -> None:
         """What the environment answered to the calls `indices`: a tool's message for each, by their ids or in order;
-        what else it said stays after them. Where it did not answer each, all that it said answers the first."""
+        what else it said goes with the last of them. Where it did not answer each, all of it answers the first."""
         self._own = indices
         told = self._in_order(indices, [message for message in messages if message.role is _TOOL])
         if len(told) == len(indices):
             self._messages = {index: (message,) for index, message in zip(indices, told, strict=True)}
-            self._beside = [message for message in messages if message.role is not _TOOL]
+            beside = [message for message in messages if message.role is not _TOOL]
+            self._messages[indices[-1]] += tuple(beside)
         else:
             self._messages = {index: tuple(messages) if index == indices[0] else () for index in indices}
         for index in indices:
@@ -92,13 +92,15 @@ class Answers:
         """The whole turn's. `step` is what the environment answered, None where it was not asked: then the state is
         still `state`."""
         base = step if step is not None else StepResult(state_hash=state)
-        messages = [message for index in range(len(self._calls)) for message in self._told(index)]
+        told = [message for index in range(len(self._calls)) for message in self._told(index)]
+        messages = [message for message in told if message.role is _TOOL]
+        messages += [message for message in told if message.role is not _TOOL]
         invalid = base.status is _OK and any(result.invalid for result in self._results)
         others = len(self.not_own)
         cost = msgspec.structs.replace(base.cost, tool_calls=base.cost.tool_calls + others) if others else base.cost
         return msgspec.structs.replace(
             base,
-            messages=(*messages, *self._beside),
+            messages=tuple(messages),
             status=_INVALID if invalid else base.status,
             cost=cost,
             calls=self.outcomes(),

@@ -25,6 +25,11 @@ class Gateway:
     journal: Journal
     performers: Performers
 
+    @property
+    def failure(self) -> OSError | None:
+        """What ended audit or journal: this process can allow nothing any more, while a new one may."""
+        return self.audit.failure or self.journal.failure
+
     async def close(self) -> None:
         """End what performs, then bring everything to disk. Raises OSError where something is not."""
         await self.performers.close()

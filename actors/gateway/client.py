@@ -4,7 +4,7 @@
 
     session.decide ─► Learn, Open, Decide in one write ─► answer by number
     connection lost ─► connect or start again ─► Open again, what was not answered again, under the same keys (P25)
-    no answer within the deadline ─► GatewayAway: the call does not happen
+    no answer within the deadline ─► GatewayAway: the call does not happen, as the process knows the deadline too
 
 Nothing is decided here. A session makes results of outputs by the functions that the process has too (`shown`), and
 tells the process what the model is shown; for reads it does not wait for an answer to that, since what comes next on
@@ -13,6 +13,7 @@ the connection comes after it. Whoever is cancelled undoes nothing.
 
 import asyncio
 import itertools
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -21,7 +22,18 @@ from headrace.actors.gateway.framing import encode
 from headrace.actors.gateway.launch import Launch
 from headrace.actors.gateway.link import Link, Opened
 from headrace.actors.gateway.policy import Mount, Policy
-from headrace.actors.gateway.protocol import Close, Closed, Decide, Learn, Mounted, Open, Settle, Specs, Verdicts
+from headrace.actors.gateway.protocol import (
+    Close,
+    Closed,
+    Decide,
+    Learn,
+    Mounted,
+    Open,
+    Recorded,
+    Settle,
+    Specs,
+    Verdicts,
+)
 from headrace.actors.gateway.sessions import digest_of
 from headrace.actors.gateway.shown import UNSENDABLE, is_strong, shown
 from headrace.platform.config.gateway import GatewayConfig
@@ -144,15 +156,23 @@ class GatewaySession:
         if not all(isinstance(call.arguments, dict) for call in sent):  # the other side would hang up on everybody
             sent = tuple([_sendable(call) for call in calls])
         within_s = self._within_s(sent)
+        until_s = time.monotonic() + within_s
+        self._opened.began_s = self._opened.began_s or time.monotonic()
         try:
-            answer = await link.ask(lambda seq: Decide(seq, self._number, key, sent), self._opened, within_s)
+            answer = await link.ask(lambda seq: Decide(seq, self._number, key, sent, until_s), self._opened, within_s)
         except (OverflowError, UnicodeEncodeError):
             sent = tuple([_sendable(call) for call in calls])
-            answer = await link.ask(lambda seq: Decide(seq, self._number, key, sent), self._opened, within_s)
+            answer = await link.ask(lambda seq: Decide(seq, self._number, key, sent, until_s), self._opened, within_s)
         assert isinstance(answer, Verdicts)
         if len(answer.verdicts) != len(calls):
             raise GatewayAway(f"the gateway decided on {len(answer.verdicts)} of {len(calls)} calls")
-        self._opened.calls += len(calls)
+        if key not in self._owed:
+            allowed = [
+                call
+                for call, verdict in zip(sent, answer.verdicts, strict=True)
+                if verdict.result is None or verdict.result.decision == "allow"
+            ]
+            self._opened.count(sent, allowed)
         self._owed[key] = [
             (call, self._tools.by_name[call.name])
             for call, verdict in zip(calls, answer.verdicts, strict=True)
@@ -161,6 +181,17 @@ class GatewaySession:
         if len(self._owed) > _MOST_OWED:
             del self._owed[next(iter(self._owed))]
         return answer.verdicts
+
+    def recorded(self, calls: Sequence[ToolCall]) -> None:
+        """See `ToolSession.recorded`. It comes before whatever is asked next."""
+        if not calls:
+            return
+        self._has_begun = True
+        sent, opened = tuple([_sendable(call) for call in calls]), self._opened
+        opened.recorded += 1
+        opened.began_s = opened.began_s or time.monotonic()
+        opened.count(sent, sent)
+        self._client.link().tell(Recorded(self._number, opened.recorded, sent), opened)
 
     async def settle(self, outputs: Sequence[ToolOutput], key: str) -> Sequence[ToolResult]:
         """See `ToolSession.settle`. Of calls that a record decided it knows no more than that they gave this."""
@@ -182,7 +213,8 @@ class GatewaySession:
         if self._audited is None:
             if self._has_begun:
                 link = self._client.link()
-                answer = await link.ask(lambda seq: Close(seq, self._number), self._opened, self._deadline_s)
+                within_s = 2 * self._deadline_s  # it waits for what is being performed
+                answer = await link.ask(lambda seq: Close(seq, self._number), self._opened, within_s)
                 assert isinstance(answer, Closed)
                 self._audited = answer.audited
             else:

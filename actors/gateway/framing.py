@@ -117,9 +117,10 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        self._transport = cast(asyncio.Transport, transport)  # of uvloop, which Ray's workers have, it is no subclass
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
-        self.made(transport)
+        made = cast(asyncio.Transport, transport)  # of uvloop, which Ray's workers have, it is no subclass
+        made.set_write_buffer_limits(high=_HIGH_WATER)
+        self._transport = made
+        self.made(made)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""

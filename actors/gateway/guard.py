@@ -27,6 +27,7 @@ from headrace.actors.environments.cassette import Cassette, External
 from headrace.actors.gateway.answers import Answers
 from headrace.actors.gateway.boxed import KINDS as BOXED_KINDS
 from headrace.actors.gateway.boxed import BoxedTools, boxed_tools
+from headrace.actors.gateway.decisions.tier import needs_approval
 from headrace.actors.gateway.planted import Planted
 from headrace.actors.gateway.policy import Mount, Policy
 from headrace.actors.gateway.recorded import RecordedVerdicts
@@ -37,9 +38,9 @@ from headrace.platform.hashing import hash_value
 from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import HashPair, Message, Observation, StepResult, Task, ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
-from headrace.platform.records.status import SideEffectTier
 
 _log = logging.getLogger(__name__)
+_OF_A_STEP = 0.9  # the rest is for what comes after the commands
 
 
 class GatewayDoor(Protocol):
@@ -80,6 +81,7 @@ class GuardedEnvironment:
         policy: the recipe's for it.
         door: opens the way to the gateway of this node; called by the first use.
         boxes: who makes a box for boxed tools, where the session has none of its own.
+        step_s: the deadline of a step, within which all boxed commands of a turn have to fit.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class GuardedEnvironment:
         policy: Policy,
         door: Callable[[], Awaitable[GatewayDoor]],
         boxes: SandboxProvider | None = None,
+        step_s: float = 30.0,
     ) -> None:
         self.inner = inner
         self.name, self.version = inner.name, inner.version
         self._policy, self._door, self._boxes = policy, door, boxes
+        self._step_s = step_s * _OF_A_STEP
         self._toolbox = _Toolbox(boxed_tools(policy.mounts))
         self._recorded = RecordedVerdicts()
         self._planted = Planted()
@@ -131,8 +135,8 @@ class GuardedEnvironment:
             GatewayAway: there are tools that the gateway performs, and it cannot be reached.
             EnvironmentFault: a mounted tool and one of the session have one name.
         """
-        await self._end_session()
-        self._task, self._done = task, {}
+        await self._end_quietly()
+        self._task, self._done, self._audited = task, {}, Audited()
         self._recorded.kept.clear()
         self._planted = Planted()
         self._toolbox.history.clear()
@@ -153,6 +157,14 @@ class GuardedEnvironment:
         self._state = observation.state_hash
         return observation
 
+    async def finish_episode(self) -> None:
+        """The episode has ended well: get the audit's last word, while a failure can still be one of the episode.
+
+        Raises:
+            GatewayAway: nobody can say that all that was decided is on record.
+        """
+        await self._end_session()
+
     async def step(self, message: Message, key: str) -> StepResult:
         """See `Environment.step`; without calls it is the session's alone, which sees none that were not allowed.
 
@@ -164,21 +176,21 @@ class GuardedEnvironment:
             if known[0] != message:
                 raise ValueError(f"the key {key!r} belongs to another step")
             return known[1]
-        if not message.tool_calls:
-            result = await self.inner.step(message, key)
-        elif self.tools():
+        if message.tool_calls and self.tools():
             result = await self._called(message, key)
         else:  # where there is nothing to call, what looks like a call is none
-            result = await self.inner.step(_only(message, ()), key)
+            result = await self.inner.step(_only(message, ()) if message.tool_calls else message, key)
+        self._state = result.state_hash
+        if history := self._toolbox.history:  # the calls that were made, though not by the session, are part of it
+            result = msgspec.structs.replace(result, state_hash=hash_value([result.state_hash.canonical, history]))
         self._planted.show(result.metadata.get("planted"))
         self._done[key] = (message, result)
-        self._state = result.state_hash
         return result
 
     async def close(self) -> None:
         """See `Environment.close`. The audit's head is had before anything is let go."""
         try:
-            await self._end_session()
+            await self._end_quietly()
         finally:
             try:
                 await self.inner.close()
@@ -194,14 +206,21 @@ class GuardedEnvironment:
         calls, step = message.tool_calls, len(self._done) + 1
         session = await self._opened(key)
         recorded = self._recorded.find(step, calls, self._outside)
-        verdicts = await self._verdicts(session, calls, key, recorded)
+        if recorded:
+            session.recorded([calls[index] for index in recorded])
+        verdicts: Sequence[Verdict] = ()
+        try:
+            verdicts = await self._verdicts(session, calls, key, recorded)
+        finally:  # the model has followed what it was told, whatever becomes of it
+            self._planted.follow(calls, verdicts)
         answers = Answers(calls, verdicts, began)
         self._recorded.keep(step, calls, dict(enumerate(verdicts)))
         box = self._toolbox.boxed
         own = [index for index in answers.allowed if calls[index].name not in box.specs]
         for index in answers.allowed:
             if calls[index].name in box.specs:
-                answers.perform(index, await box.perform(self._its_box(), calls[index]))
+                left_s = self._step_s - (time.monotonic() - began)
+                answers.perform(index, await box.perform(self._its_box(), calls[index], left_s))
         result = None
         if own:
             allowed = message if len(own) == len(calls) else _only(message, own)
@@ -212,8 +231,10 @@ class GuardedEnvironment:
             answers.settle([index], [shown(calls[index], spec, self._policy, *answers.outputs([index]))])
         if decided := [index for index in answers.allowed if index not in recorded]:
             answers.settle(decided, await session.settle(answers.outputs(decided), key))
-        self._planted.follow(calls, verdicts)
-        return self._stateful(answers.result(result, self._state), calls, answers)
+        whole = answers.result(result, self._state)
+        for index in answers.not_own:
+            self._toolbox.history.append([calls[index].name, calls[index].arguments, whole.calls[index].result_hash])
+        return whole
 
     async def _verdicts(
         self, session: ToolSession, calls: Sequence[ToolCall], key: str, recorded: Mapping[int, Verdict]
@@ -228,17 +249,8 @@ class GuardedEnvironment:
 
     def _outside(self) -> set[str]:
         """The tools whose calls somebody outside of the episode answers or approves."""
-        irreversible = {spec.name for spec in self.inner.tools() if spec.tier is SideEffectTier.IRREVERSIBLE}
-        return irreversible | {spec.name for spec in self._toolbox.performed}
-
-    def _stateful(self, result: StepResult, calls: Sequence[ToolCall], answers: Answers) -> StepResult:
-        """With the calls that were made, though not by the session, as part of the state."""
-        history = self._toolbox.history
-        for index in answers.not_own:
-            history.append([calls[index].name, calls[index].arguments, result.calls[index].result_hash])
-        if not history:
-            return result
-        return msgspec.structs.replace(result, state_hash=hash_value([result.state_hash.canonical, history]))
+        approved = {spec.name for spec in self.tools() if needs_approval(spec)}
+        return approved | {spec.name for spec in self._toolbox.performed}
 
     # --- what a session stands on -------------------------------------------------------------------------------------
 
@@ -254,11 +266,14 @@ class GuardedEnvironment:
 
     async def _end_session(self) -> None:
         session, self._session = self._session, None
-        if session is None:
-            return
-        try:
+        if session is not None:
             self._audited = await session.close()
-        except EnvironmentFault as away:  # what was allowed was decided before; only the last word is missing
+
+    async def _end_quietly(self) -> None:
+        """The same for an episode that broke: what was allowed was decided before; only the last word is missing."""
+        try:
+            await self._end_session()
+        except EnvironmentFault as away:
             _log.warning("%s: the gateway did not say its last word: %s", self.name, away)
 
     def _its_box(self) -> Sandbox:

@@ -26,7 +26,7 @@ class Judge:
 
     Args:
         approvals: asked about what is irreversible.
-        wait_s: how long a call may wait for its rate.
+        wait_s: how long the calls of a turn may wait for their rate, together.
         clock: monotonic seconds.
     """
 
@@ -46,13 +46,22 @@ class Judge:
         denial = _first(_BEFORE_APPROVAL, asked, state) or _first(_SPENDING, asked, state)
         return denial if denial is None else _counted(denial, asked, state)
 
-    async def slowly(self, asked: Asked, session: Session) -> Denial | None:
-        """The first denial of any call; waits for an approval and for the call's turn. Raises as `now`."""
-        state = session.state(self._clock())
-        denial = await self._slowly(asked, state)
-        return denial if denial is None else _counted(denial, asked, state)
+    async def slowly(self, asked: Sequence[Asked], session: Session) -> list[tuple[Asked, Denial | None]]:
+        """The calls of a turn, each with its first denial; waits for approvals and for the rate. Raises as `now`."""
+        state, left_s = session.state(self._clock()), self._wait_s
+        decided: list[tuple[Asked, Denial | None]] = []
+        for each in asked:
+            denial = await self._agreed(each, state)
+            if denial is None:
+                wait_s, denial = self._spent(each, state, left_s)
+                if wait_s > 0:
+                    left_s -= wait_s
+                    await asyncio.sleep(wait_s)
+            decided.append((each, denial if denial is None else _counted(denial, each, state)))
+        return decided
 
-    async def _slowly(self, asked: Asked, state: EpisodeState) -> Denial | None:
+    async def _agreed(self, asked: Asked, state: EpisodeState) -> Denial | None:
+        """The first denial of a call but for what it would use up."""
         if (denial := _first(_BEFORE_APPROVAL, asked, state)) is not None:
             return denial
         if tier.needs_approval(asked.spec):
@@ -62,16 +71,19 @@ class Judge:
                 raise
             except Exception as error:  # fail closed
                 denial = _undecided(asked, state, "approvals", error)
-            if denial is not None:
-                return denial
-        if (denial := _first(_SPENDING, asked, state)) is not None:
             return denial
-        if state.policy.budgets.calls_per_s > 0:
-            wait_s = budgets.wait_s(state, self._clock(), self._wait_s)
-            if wait_s > self._wait_s:
-                return Denial("budget:rate", f"too many calls at once; the next one is possible in {wait_s:.0f} s")
-            await asyncio.sleep(wait_s)
         return None
+
+    def _spent(self, asked: Asked, state: EpisodeState, left_s: float) -> tuple[float, Denial | None]:
+        """Use up what the call needs, and how long it has to wait then; or its denial, which uses up nothing."""
+        now = self._clock()
+        wait_s = budgets.wait_s(state, now, -1.0)  # to look at, as nobody can wait for so short
+        if wait_s > left_s:
+            told = f"too many calls at once; the next one is possible in {wait_s:.2g} s"
+            return 0.0, Denial("budget:rate", told)
+        if (denial := _first(_SPENDING, asked, state)) is not None:
+            return 0.0, denial
+        return budgets.wait_s(state, now), None
 
 
 def _first(checks: Sequence[_Check], asked: Asked, state: EpisodeState) -> Denial | None:

@@ -7,7 +7,7 @@ session's messages that want no answer are kept until an answer to that session 
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,13 @@ import msgspec
 
 from headrace.actors.gateway.framing import Wire
 from headrace.actors.gateway.launch import Launch, connect
-from headrace.actors.gateway.protocol import PROTOCOL, Answer, Failed, Hello, Learn, Open, Settle
+from headrace.actors.gateway.protocol import PROTOCOL, Answer, Close, Failed, Hello, Learn, Open, Recorded, Settle
 from headrace.platform.errors import EnvironmentFault, GatewayAway, InDoubt, SafetyBlock
+from headrace.platform.records.message import ToolCall
 
 _decode = msgspec.msgpack.Decoder(Answer).decode
 _MOST_HELD = 256 * 1024
+_MOST_LEARNED = 64
 _BETWEEN_TRIES_S = 0.02
 _CONNECT_S = 60.0
 _KINDS: dict[str, Callable[[str], Exception]] = {
@@ -35,13 +37,38 @@ class Opened:
     """What a session has to say on each new connection, before anything else.
 
     `unanswered` are messages that want no answer, each with the number of the request before it; `calls` how many were
-    decided.
+    decided, `calls_of` how many of each tool were allowed, both with those of a record, of which `recorded` messages
+    told. `began_s` is when the first was decided.
     """
 
     learn: Learn
     open: Open
-    unanswered: list[tuple[int, Settle]] = field(default_factory=list)
+    unanswered: list[tuple[int, Settle | Recorded]] = field(default_factory=list)
     calls: int = 0
+    calls_of: dict[str, int] = field(default_factory=dict)
+    recorded: int = 0
+    began_s: float = 0.0
+
+    def count(self, calls: Sequence[ToolCall], allowed: Sequence[ToolCall]) -> None:
+        """Calls were decided."""
+        self.calls += len(calls)
+        for call in allowed:
+            self.calls_of[call.name] = self.calls_of.get(call.name, 0) + 1
+
+    def again(self) -> Open:
+        """What opens it on a new connection. What may not have come, and comes again after it, is not counted in it."""
+        coming = [message for _, message in self.unanswered if isinstance(message, Recorded)]
+        calls_of = dict(self.calls_of)
+        for message in coming:
+            for call in message.calls:
+                calls_of[call.name] -= 1
+        return msgspec.structs.replace(
+            self.open,
+            calls=self.calls - sum([len(message.calls) for message in coming]),
+            calls_of=calls_of,
+            recorded=self.recorded - len(coming),
+            began_s=self.began_s,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +125,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._last = 0
         self._asked: dict[int, _Asked] = {}
-        self._learned: set[str] = set()
+        self._learned: dict[str, None] = {}  # the oldest first
         self._opened: set[Opened] = set()
         self._leaves: asyncio.TimerHandle | None = None
         self._looks: asyncio.TimerHandle | None = None
@@ -137,12 +164,12 @@ class Link:
             self._looks = self._loop.call_later(min(0.25, within_s / 4), self._look)
         return await asked.answer
 
-    def tell(self, settle: Settle, session: Opened) -> None:
+    def tell(self, message: Settle | Recorded, session: Opened) -> None:
         """Send what wants no answer, with the next request of anybody, or soon."""
-        session.unanswered.append((self._last, settle))
+        session.unanswered.append((self._last, message))
         if self._wire is None or session not in self._opened:
             return  # it goes with what opens the session again
-        self._wire.hold(settle)
+        self._wire.hold(message)
         if self._wire.held_bytes > _MOST_HELD:
             self._leave()
         elif self._leaves is None:
@@ -184,6 +211,8 @@ class Link:
         session = asked.session
         if session is not None and (told := session.unanswered):  # what was told before has come, too
             session.unanswered = [each for each in told if each[0] >= answer.seq] if told[-1][0] >= answer.seq else []
+        if session is not None and isinstance(asked.request, Close):  # or it failed, and has to be opened to try again
+            self._opened.discard(session)
         if asked.answer.done():  # whoever asked has gone
             return
         if isinstance(answer, Failed):
@@ -214,11 +243,13 @@ class Link:
         if session is not None and session not in self._opened:
             if session.learn.digest not in self._learned:
                 wire.hold(session.learn)
-                self._learned.add(session.learn.digest)
-            wire.hold(msgspec.structs.replace(session.open, calls=session.calls))
+                if len(self._learned) >= _MOST_LEARNED:
+                    del self._learned[next(iter(self._learned))]
+                self._learned[session.learn.digest] = None
+            wire.hold(session.again())
             self._opened.add(session)
-            for _, settle in session.unanswered:
-                wire.hold(settle)
+            for _, told in session.unanswered:
+                wire.hold(told)
         wire.send(asked.request)
 
     def _leave(self) -> None:
@@ -273,7 +304,7 @@ class Link:
     def _begin(self, wire: _ClientWire) -> None:
         """Say again, on a new connection, what was not answered."""
         self._wire = wire
-        self._learned, self._opened = set(), set()
+        self._learned, self._opened = {}, set()
         for asked in list(self._asked.values()):
             if asked.answer.done():
                 continue

@@ -15,6 +15,9 @@
 A known key comes first, because a call that comes again must not spend a budget again. All calls of a turn are decided
 before any of them is performed. The journal has the turns with a strong call (see `is_strong`) and those that were
 performed here; of all others nothing is lost with the process that could not be decided again.
+
+A session that is closed ends what waits, and waits for what is decided; no effect is begun for it, nor for a caller
+that does not wait any more.
 """
 
 import asyncio
@@ -34,6 +37,7 @@ from headrace.actors.gateway.judging import Judge
 from headrace.actors.gateway.performing import Performing
 from headrace.actors.gateway.sessions import Session, Turn
 from headrace.actors.gateway.shown import is_strong, result_of
+from headrace.actors.gateway.spent import count
 from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
 from headrace.platform.errors import GatewayAway, InDoubt, SafetyBlock
 from headrace.platform.records.message import ToolCall, ToolSpec
@@ -41,6 +45,8 @@ from headrace.platform.records.status import SideEffectTier
 
 _encode = msgspec.msgpack.Encoder().encode
 _READ = SideEffectTier.READ
+_OVER = "its session is over"
+_NOT_BEGUN = "gateway:not_begun"
 Verdicts = Sequence[Verdict]
 
 
@@ -70,13 +76,22 @@ class Pipeline:
         self._accounts = Accounts(audit)
         self._each, self._clock = each, clock
 
+    @property
+    def failure(self) -> OSError | None:
+        """What ended audit or journal, and with it all that this process can do; None as long as it goes well."""
+        return self._audit.failure or self._journal.failure
+
     async def decide(self, session: Session, calls: Sequence[ToolCall], key: str) -> Verdicts:
         """See `ToolSession.decide`. A caller that is cancelled does not undo."""
         begun = self.begin(session, calls, key)
         return await asyncio.shield(begun) if isinstance(begun, asyncio.Task) else begun
 
-    def begin(self, session: Session, calls: Sequence[ToolCall], key: str) -> Verdicts | asyncio.Task[Verdicts]:
+    def begin(
+        self, session: Session, calls: Sequence[ToolCall], key: str, until_s: float = 0.0
+    ) -> Verdicts | asyncio.Task[Verdicts]:
         """As `decide`: the verdicts where they can be had at once, else the task that comes to them.
+
+        After `until_s` on the clock no effect is begun, where it is not 0; the task raises GatewayAway then.
 
         Raises:
             ValueError, InDoubt, SafetyBlock: as `ToolSession.decide`.
@@ -84,14 +99,16 @@ class Pipeline:
             OSError: audit or journal cannot be written: nothing is allowed.
         """
         calls_hash = hashlib.blake2b(_encode(calls), digest_size=16).digest()
-        turn = session.turns.get(key)
+        turn, until_s = session.turns.get(key), until_s or float("inf")
+        if turn is not None:
+            turn.until_s = max(turn.until_s, until_s)
         if turn is not None and (answer := self._again(session, turn, key, calls_hash, len(calls))) is not None:
             return answer
         if session.blocked:
             raise SafetyBlock(session.blocked)
-        if session.audited is not None:
-            raise SafetyBlock("its session is over")
-        turn = session.turns[key] = Turn(calls_hash)
+        if session.closing is not None:
+            raise SafetyBlock(_OVER)
+        turn = session.turns[key] = Turn(calls_hash, until_s=until_s)
         if session.learned.ready and not (session.resumed or self._each):
             asked = self._asked(session.begun or session.state(self._clock()), calls, key)
             if not self._judge.waits(session, asked):
@@ -99,6 +116,17 @@ class Pipeline:
         turn.running = asyncio.get_running_loop().create_task(self._slowly(session, turn, calls, key))
         turn.running.add_done_callback(partial(_ran, session, turn, key))
         return turn.running
+
+    def recorded(self, session: Session, calls: Sequence[ToolCall], number: int) -> None:
+        """See `ToolSession.recorded`; the same number again has no effect.
+
+        Raises:
+            OSError: the audit cannot be written.
+        """
+        if number > session.recorded and session.closing is None:
+            self._accounts.recorded(session, calls)
+            session.take_recorded(calls)
+            session.recorded = number
 
     def settle(self, session: Session, outputs: Sequence[ToolOutput], key: str) -> asyncio.Task[None] | None:
         """What the allowed calls of a turn gave, as the model sees it; the task to wait for where that has to be on
@@ -135,16 +163,25 @@ class Pipeline:
         return self._waiting(turn)
 
     def close(self, session: Session) -> asyncio.Task[Audited]:
-        """See `ToolSession.close`. Raises OSError where the head of the audit cannot be brought to disk."""
+        """See `ToolSession.close`. Raises OSError where audit or journal have failed: nobody knows then what of the
+        session's calls is on disk."""
         closing = session.closing
         if closing is None or (closing.done() and (closing.cancelled() or closing.exception() is not None)):
             closing = session.closing = asyncio.get_running_loop().create_task(self._close(session))
         return closing
 
     async def _close(self, session: Session) -> Audited:
+        while running := {turn.running for turn in session.turns.values() if turn.running is not None}:
+            for turn in session.turns.values():
+                if turn.running is not None and not turn.is_decided:
+                    turn.running.cancel()
+            await asyncio.wait(running)
+            await asyncio.sleep(0)  # so that they are known to be over
         await self._performing.end(session.scope)
         head = ""
-        if session.calls or session.calls_before:
+        if self.failure is not None:
+            raise self.failure
+        if session.is_written or session.calls_before:
             await self._audit.durable(self._accounts.closed(session))
             head = self._audit.head
         session.audited = self._accounts.audited(session, head)
@@ -167,11 +204,17 @@ class Pipeline:
         return verdicts
 
     async def _slowly(self, session: Session, turn: Turn, calls: Sequence[ToolCall], key: str) -> Verdicts:
-        await session.learned.loaded()
-        asked = self._asked(session.state(self._clock()), calls, key)
-        if session.resumed and (known := self._recalled(session, turn, key, asked)) is not None:
-            return known
-        decided = [(each, await self._judge.slowly(each, session)) for each in asked]
+        try:
+            await session.learned.loaded()
+            asked = self._asked(session.state(self._clock()), calls, key)
+            if session.resumed and (known := self._recalled(session, turn, key, asked)) is not None:
+                return known
+            decided = await self._judge.slowly(asked, session)
+        except asyncio.CancelledError:
+            self._may_begin(session, turn)
+            raise
+        self._may_begin(session, turn)
+        turn.is_decided = True
         verdicts: Verdicts = self._accounts.decided(session, decided)
         turn.acts = not session.blocked and any(denial is None and is_strong(each.spec) for each, denial in decided)
         if turn.acts:
@@ -180,6 +223,13 @@ class Pipeline:
             await self._durable(turn.acts)  # P25: before the effect, and before anybody is told to have it
         if session.blocked:
             raise SafetyBlock(session.blocked)
+        try:
+            self._may_begin(session, turn)
+        except (SafetyBlock, GatewayAway):
+            for each, denial in decided:
+                if denial is None:
+                    self._accounts.not_begun(session, each, _NOT_BEGUN)
+            raise
         turn.owed = [each for each, denial in decided if denial is None and not each.here]
         turn.verdicts = verdicts
         if any(each.here and denial is None for each, denial in decided):
@@ -238,8 +288,14 @@ class Pipeline:
             return None
         if known.calls_hash != turn.calls_hash:
             raise ValueError(f"the key {key!r} belongs to other calls")
-        session.state(self._clock()).duplicates += len(asked)
+        state = session.state(self._clock())
+        state.duplicates += len(asked)
         if known.verdicts and all(each.result is not None for each in known.verdicts):
+            for each, verdict in zip(asked, known.verdicts, strict=True):
+                if (result := verdict.result) is not None and result.decision == "allow":
+                    count(state, each.spec)  # whoever asks again has not had the answer, and has not counted it
+                    if not result.trusted:
+                        taint.remember(state, result.content, result.source)
             return known.verdicts
         if any(tier_of(each.spec) is not _READ for each in asked):
             turn.acts = True
@@ -247,6 +303,13 @@ class Pipeline:
         return None  # reads run again
 
     # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _may_begin(self, session: Session, turn: Turn) -> None:
+        """Raises SafetyBlock where the session is over, and GatewayAway where nobody waits for the turn any more."""
+        if session.closing is not None:
+            raise SafetyBlock(_OVER)
+        if self._clock() >= turn.until_s:
+            raise GatewayAway("it was not decided in time, and did not happen")
 
     @staticmethod
     def _asked(state: EpisodeState, calls: Sequence[ToolCall], key: str) -> list[Asked]:

@@ -61,5 +61,6 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all of it; episodes keep it as `digests.gateway_policy`."""
-        return digest_value(msgspec.to_builtins(self))
+        """Hash of all of it, as it is after it was sent; episodes keep it as `digests.gateway_policy`."""
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(self), type=Policy)
+        return digest_value(msgspec.to_builtins(sent))

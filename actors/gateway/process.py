@@ -140,6 +140,8 @@ async def _serve(home: Home, arguments: argparse.Namespace, writer: int, ways: "
                     await stop.wait()
             except TimeoutError:
                 gateway.server.sessions.sweep()
+            if gateway.failure is not None:  # whoever asks next starts another
+                break
             if gateway.server.idle_s > (arguments.linger_s if gateway.server.ever_served else NOBODY_CAME_S):
                 break
     finally:

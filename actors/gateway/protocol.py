@@ -4,7 +4,7 @@
 
     Hello ─►                    once a connection; the other side answers with its own
     Learn ─►                    a policy with its tools, once a connection and digest; answered by Learned
-    Open, Decide, Settle, Close ─►      one session; Open needs no answer
+    Open, Recorded, Decide, Settle, Close ─►      one session; Open and Recorded need no answer
 
 A session is known by a number that the client chooses, and by its scope, which outlives connections: after one was
 lost, the client opens the same scope again and repeats what was not answered (P25). Requests carry a number that the
@@ -18,7 +18,7 @@ from headrace.platform.contracts import Audited, ToolOutput, Verdict
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 64 * 1024 * 1024
 
 
@@ -46,8 +46,12 @@ class Learn(msgspec.Struct, frozen=True, tag="learn", array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
-    """A session begins, or goes on after its connection was lost. `digest` is that of a `Learn`; `calls` is how many
-    calls were decided before: the other side may be another process by now, which knows nothing of them."""
+    """A session begins, or goes on after its connection was lost. `digest` is that of a `Learn`.
+
+    The rest is for a process that knows nothing of what was before: `calls` is how many calls were decided, `calls_of`
+    how many of each tool were allowed, `recorded` the number of the last `Recorded` among these, and `began_s` when
+    the first call was, on the host's monotonic clock (0: none was).
+    """
 
     session: int
     scope: str
@@ -55,15 +59,28 @@ class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
     grants: tuple[Grant, ...] = ()
     trusted: tuple[str, ...] = ()
     calls: int = 0
+    calls_of: dict[str, int] = {}
+    recorded: int = 0
+    began_s: float = 0.0
+
+
+class Recorded(msgspec.Struct, frozen=True, tag="recorded", array_like=True):
+    """See `ToolSession.recorded`. `number` counts those of a session from 1, as one may come again."""
+
+    session: int
+    number: int
+    calls: tuple[ToolCall, ...]
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide", array_like=True):
-    """See `ToolSession.decide`."""
+    """See `ToolSession.decide`. After `until_s`, on the host's monotonic clock, nobody waits for the answer any more,
+    and no effect is begun; 0 is no limit."""
 
     seq: int
     session: int
     key: str
     calls: tuple[ToolCall, ...]
+    until_s: float = 0.0
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle", array_like=True):
@@ -118,5 +135,5 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-Request = Hello | Mounted | Learn | Open | Decide | Settle | Close
+Request = Hello | Mounted | Learn | Open | Recorded | Decide | Settle | Close
 Answer = Hello | Specs | Verdicts | Results | Closed | Failed

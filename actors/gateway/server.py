@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from headrace.actors.gateway.protocol import (
     Learn,
     Mounted,
     Open,
+    Recorded,
     Request,
     Results,
     Settle,
@@ -50,6 +52,8 @@ from headrace.platform.records.message import ToolSpec
 _log = logging.getLogger(__name__)
 _decode = msgspec.msgpack.Decoder(Request).decode
 _PEER = struct.Struct("iII")
+_MOST_LEARNED = 128
+"""Of one connection; more than a `Link` takes the other side to know."""
 
 
 class Server:
@@ -71,7 +75,7 @@ class Server:
         self.sessions = Sessions(clock, self._forget)
         self.connections: set[Connection] = set()
         self._nobody = asyncio.Event()
-        self._learned: dict[str, Learned] = {}
+        self._learned: weakref.WeakValueDictionary[str, Learned] = weakref.WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clock, self._idle_since_s, self.ever_served = clock, clock(), False
 
@@ -159,6 +163,9 @@ class Server:
             caller=caller,
             resumed=request.calls > 0 or request.scope in self._inherited,
             calls_before=request.calls,
+            calls_of_before=dict(request.calls_of),
+            began_before_s=request.began_s,
+            recorded=request.recorded,
         )
         self.sessions.add(session)
         return session
@@ -189,6 +196,7 @@ class Connection(Wire):
             Mounted: self._mounted,
             Learn: self._learn,
             Open: self._open,
+            Recorded: self._recorded,
             Decide: self._decide,
             Settle: self._settle,
             Close: self._close,
@@ -243,10 +251,13 @@ class Connection(Wire):
         task.add_done_callback(partial(self._later, message.seq, partial(_specs, message.seq)))
 
     def _learn(self, message: Learn) -> None:
+        self._learned.pop(message.digest, None)
         try:
             self._learned[message.digest] = self._server.learn(message)
         except ValueError as error:
             self._learned[message.digest] = error
+        if len(self._learned) > _MOST_LEARNED:
+            del self._learned[next(iter(self._learned))]
 
     def _open(self, message: Open) -> None:
         try:
@@ -261,13 +272,20 @@ class Connection(Wire):
             self._sessions[message.session] = session
             self._server.sessions.attach(session)
 
+    def _recorded(self, message: Recorded) -> None:
+        if (session := self._sessions.get(message.session)) is not None:
+            try:
+                self._server.pipeline.recorded(session, message.calls, message.number)
+            except OSError as error:  # nothing is allowed after that either
+                _log.error("calls from a record are not in the audit", exc_info=error)
+
     def _decide(self, message: Decide) -> None:
         session = self._sessions.get(message.session)
         if session is None:
             self._unknown(message.seq, message.session)
             return
         try:
-            begun = self._server.pipeline.begin(session, message.calls, message.key)
+            begun = self._server.pipeline.begin(session, message.calls, message.key, message.until_s)
         except Exception as error:
             self.send(_failure(message.seq, error))
             return
@@ -309,6 +327,7 @@ class Connection(Wire):
         session = self._sessions.pop(message.session, None)
         if session is None:
             self._unknown(message.seq, message.session)
+            self._refused.pop(message.session, None)
             return
         self._server.sessions.detach(session)
         task = self._server.pipeline.close(session)

@@ -12,21 +12,26 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headrace.actors.gateway.decisions.asked import Asked, EpisodeState
 from headrace.actors.gateway.policy import Policy
+from headrace.actors.gateway.spent import count
 from headrace.platform.contracts import Audited, Verdict
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
-from headrace.platform.records.message import ToolSpec
+from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
 
 GRACE_S = 60.0
 ABANDONED_S = 600.0
 RESTARTED = "gateway:restarted"
 """The source of what was shown by a process that is gone: it may have been anything."""
+RECORD = "record"
+"""The source of what a replay showed from the record, which the gateway has not seen."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Learned:
     """A policy and the tools under it, shared by all sessions that have them.
 
@@ -55,7 +60,8 @@ class Turn:
 
     `running` decides and performs, and whoever asks meanwhile waits for it too; `failure` is how it ended otherwise.
     `verdicts` is None also where the journal has them. `owed` are the allowed calls whose outputs the caller has not
-    told yet. `acts`: an effect may have been begun.
+    told yet. `acts`: an effect may have been begun. `until_s` is when whoever asked last stops waiting, on the clock
+    of the pipeline. `is_decided`: from here on a session that is closed waits for it.
     """
 
     calls_hash: bytes
@@ -65,14 +71,18 @@ class Turn:
     owed: Sequence[Asked] = ()
     settling: "asyncio.Task[None] | None" = None
     acts: bool = False
+    until_s: float = float("inf")
+    is_decided: bool = False
 
 
 @dataclass(slots=True)
 class Session:
     """One episode, one branch of it.
 
-    `calls_before` are those that were decided in a process that is gone, `resumed` says that there may be such.
-    `blocked` is why nothing of it is allowed any more, `audited` is set when it is over.
+    `calls_before` are those that were decided in a process that is gone, `resumed` says that there may be such;
+    `calls_of_before` are the allowed ones of them, by tool, and `began_before_s` is when the first was. `recorded` is
+    the number of the last message on calls from a record. `blocked` is why nothing of it is allowed any more. From
+    `closing` on nothing is begun; `audited` is set when it is over.
     """
 
     scope: str
@@ -82,6 +92,13 @@ class Session:
     caller: str = ""
     resumed: bool = False
     calls_before: int = 0
+    calls_of_before: dict[str, int] = field(default_factory=dict)
+    began_before_s: float = 0.0
+    recorded: int = 0
+    unseen: list[str] = field(default_factory=list)
+    """The sources of what was shown before its first call here."""
+    is_written: bool = False
+    """The audit has entries of it."""
     calls: int = 0
     turns: dict[str, Turn] = field(default_factory=dict)
     connections: int = 0
@@ -101,13 +118,27 @@ class Session:
                 specs=self.learned.specs,
                 mounted=self.learned.mounted,
                 grants=self.grants,
-                began_s=now_s,
+                began_s=min(now_s, self.began_before_s or now_s),
                 trusted=self.trusted,
                 credential=secrets.token_urlsafe(24),
-                calls=self.calls_before,
-                seen=[("", RESTARTED)] if self.calls_before else [],
+                seen=[("", source) for source in ([RESTARTED] if self.calls_before else []) + self.unseen],
             )
+            for name, times in self.calls_of_before.items():
+                count(self.begun, self.learned.specs.get(name) or ToolSpec(name), times)
+            self.begun.calls = max(self.begun.calls, self.calls_before)
         return self.begun
+
+    def take_recorded(self, calls: Sequence[ToolCall]) -> None:
+        """Count calls that a replay takes from the record, as if they had been allowed."""
+        for call in calls:
+            if self.begun is not None:
+                count(self.begun, self.learned.specs.get(call.name) or ToolSpec(call.name))
+            else:  # its tools may not be ready
+                self.calls_of_before[call.name] = self.calls_of_before.get(call.name, 0) + 1
+        if self.begun is None:
+            self.unseen = [RECORD]
+        elif ("", RECORD) not in self.begun.seen:
+            self.begun.seen.insert(0, ("", RECORD))
 
 
 class Sessions:
@@ -172,5 +203,6 @@ def merged(own: Sequence[ToolSpec], mounted: Mapping[str, ToolSpec]) -> dict[str
 
 
 def digest_of(policy: Policy, tools: Sequence[ToolSpec]) -> str:
-    """What a policy and the tools under it are known by."""
-    return digest_value([policy.digest, tools])
+    """What a policy and the tools under it are known by, before and after they were sent: 1 becomes 1.0 on the way."""
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(tools), type=tuple[ToolSpec, ...])
+    return digest_value([policy.digest, sent])

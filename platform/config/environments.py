@@ -106,7 +106,7 @@ class EnvironmentConfig(StrictModel):
     reset_deadline_s: float = Field(30.0, gt=0)
     """How long `reset` may take (case X15)."""
     step_deadline_s: float = Field(30.0, gt=0)
-    """How long one `step` may take."""
+    """How long one `step` may take, with all its calls; a command of `shell` or `python` gets what is left of it."""
 
     @model_validator(mode="after")
     def _boxes_are_where_it_is_played(self) -> "EnvironmentConfig":
@@ -122,6 +122,16 @@ class EnvironmentConfig(StrictModel):
             raise ValueError(
                 f"a fault of {longest:g} s lasts longer than an episode may (budgets.max_seconds is"
                 f" {self.budgets.max_seconds:g}); that would be the end of the budget, which is no fault"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _approvals_end_before_the_step(self) -> "EnvironmentConfig":
+        approvals, seconds = self.permissions.approvals, self.permissions.approval_s
+        if approvals != "deny" and seconds >= self.step_deadline_s:
+            raise ValueError(
+                f"permissions.approval_s ({seconds:g}) must be less than step_deadline_s ({self.step_deadline_s:g}), or"
+                " the step ends before anybody has answered; lower the one or raise the other"
             )
         return self
 

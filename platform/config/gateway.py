@@ -2,9 +2,17 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.platform.config.base import StrictModel
+from headrace.platform.config.permission_values import (
+    check_approver,
+    check_domain,
+    check_expression,
+    check_folder,
+    check_network,
+    check_path_pattern,
+)
 from headrace.platform.records.permissions import Grant
 from headrace.platform.records.status import Capability
 
@@ -46,6 +54,20 @@ class GrantConfig(StrictModel):
     def _short_form(cls, value: Any) -> Any:
         return {"capability": value} if isinstance(value, str) else value
 
+    @field_validator("paths")
+    @classmethod
+    def _paths_stay_inside(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_path_pattern(each)
+        return value
+
+    @field_validator("domains")
+    @classmethod
+    def _domains_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_domain(each)
+        return value
+
     def grant(self) -> Grant:
         """The record form."""
         return Grant(self.capability, self.tools, self.paths, self.domains, self.expires_s, self.uses)
@@ -64,6 +86,12 @@ class RuleConfig(StrictModel):
     """A regular expression (searched for); empty: any value."""
     because: str = ""
     """What the model is told."""
+
+    @field_validator("matches")
+    @classmethod
+    def _matches_compiles(cls, value: str) -> str:
+        check_expression(value)
+        return value
 
 
 class CommandsConfig(StrictModel):
@@ -86,6 +114,14 @@ class CallBudgetsConfig(StrictModel):
     """A call over it waits."""
     money: float = Field(0.0, ge=0)
     """Sum of the prices of tools."""
+
+    @field_validator("calls_of")
+    @classmethod
+    def _counts_are_counts(cls, value: dict[str, int]) -> dict[str, int]:
+        for tool, most in value.items():
+            if most < 0:
+                raise ValueError(f"{tool} has {most}; give at least 1, or 0 for no limit")
+        return value
 
 
 class PermissionsConfig(StrictModel):
@@ -112,9 +148,9 @@ class PermissionsConfig(StrictModel):
     """`derived`: where an argument holds untrusted text. `seen`: as soon as any untrusted text was shown."""
     approvals: str = "deny"
     """Who approves what is irreversible: `deny`, `queue` (see `headrace approvals`), or your function as
-    `./file.py:name`."""
+    `./file.py:name` or `package.module:name`."""
     approval_s: float = Field(20.0, gt=0)
-    """How long an approval may take; then it is a denial."""
+    """How long an approval may take; then it is a denial. Less than `step_deadline_s`, where anybody is asked."""
     budgets: CallBudgetsConfig = CallBudgetsConfig()
     output_kb: int = Field(64, ge=1)
     """KiB of one result that the model is shown; the middle of more is left out."""
@@ -122,6 +158,33 @@ class PermissionsConfig(StrictModel):
     """After a denied call: tell the model and go on, or end the episode as SAFETY_BLOCK."""
     max_violations: int = Field(0, ge=0)
     """Denied calls after which the episode ends as SAFETY_BLOCK; 0: any number."""
+
+    @field_validator("paths")
+    @classmethod
+    def _paths_are_folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_folder(each)
+        return value
+
+    @field_validator("domains")
+    @classmethod
+    def _domains_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_domain(each)
+        return value
+
+    @field_validator("addresses")
+    @classmethod
+    def _addresses_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_network(each)
+        return value
+
+    @field_validator("approvals")
+    @classmethod
+    def _approvals_name_somebody(cls, value: str) -> str:
+        check_approver(value)
+        return value
 
 
 class ToolConfig(StrictModel):

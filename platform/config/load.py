@@ -127,14 +127,18 @@ def _around_environment(target: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Plain data whose strings that begin with ./ or ../ are paths from `folder`, made absolute."""
+    """Plain data whose strings that begin with ./ or ../ are paths from `folder`, made absolute; not those that
+    permissions are about, which are seen from the workspace."""
 
-    def absolute(node: Any) -> Any:
+    def absolute(node: Any, within: bool = False) -> Any:
         if isinstance(node, str) and node.startswith(("./", "../")):
             return str((folder / node).resolve())
         if isinstance(node, dict):
-            return {key: absolute(child) for key, child in node.items()}
-        return [absolute(child) for child in node] if isinstance(node, list) else node
+            return {
+                key: child if within and key == "paths" else absolute(child, within or key == "permissions")
+                for key, child in node.items()
+            }
+        return [absolute(child, within) for child in node] if isinstance(node, list) else node
 
     return {key: absolute(value) for key, value in data.items()}
 

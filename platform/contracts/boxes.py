@@ -182,6 +182,10 @@ class ToolSession(Protocol):
             GatewayAway: as `decide`.
         """
 
+    def recorded(self, calls: Sequence[ToolCall]) -> None:
+        """Tell of calls whose verdicts a replay took from the record: they are counted and spent as if they had been
+        made, and what they gave is untrusted."""
+
     async def close(self) -> Audited:
         """The episode is over; its keys live on for a grace period (P26). Safe to call twice. Raises GatewayAway."""
 

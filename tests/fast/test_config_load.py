@@ -160,6 +160,12 @@ def test_a_key_that_stands_twice_is_refused_not_ignored(recipes: Path) -> None: 
             "runtime.kind=inproces",
             "runtime.kind: expected 'ray' or 'inprocess'; got 'inproces'; did you mean inprocess?",
         ),
+        ("environments.0.permissions.approvals=quue", "environments.0.permissions.approvals: 'quue' can approve of"),
+        ("environments.0.permissions.addresses=[a]", "environments.0.permissions.addresses: 'a' does not appear"),
+        (
+            "environments.0.permissions={approvals: queue, approval_s: 30}",
+            "environments.0: permissions.approval_s (30) must be less than step_deadline_s (30)",
+        ),
         ("environments=[]", "environments: Tuple should have at least 1 item"),
         ("environments=[{weight: 1}]", "environments.0.name: required, but missing"),
         ("learner=fast", "learner: expected a valid dictionary or instance of LearnerConfig; got 'fast'"),
@@ -260,6 +266,16 @@ class TestPaths:
         assert config.environments[0].known_as == "Maze"
         assert config.environments[0].tasks.source == f"{tmp_path}/rows.jsonl"
         assert config.runs_dir == f"{recipes}/out"
+
+    def test_paths_of_permissions_are_seen_from_the_workspace(self, recipes: Path, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.yaml"
+        said = "approvals: ./yes.py:yes, paths: [./src, .], grants: [{capability: read, paths: ['./src/*']}]"
+        mine.write_text(f"extends: tiny\nenvironments: [{{name: lookup, permissions: {{{said}}}}}]\n")
+        permissions = load_recipe(str(mine), [], recipes).environments[0].permissions
+        assert permissions.approvals == f"{tmp_path}/yes.py:yes"
+        assert (permissions.paths, permissions.grants[0].paths) == (("./src", "."), ("./src/*",))
+        mine.write_text("extends: tiny\nenvironments: [{name: lookup, permissions: {paths: [../x]}}]\n")
+        assert "environments.0.permissions.paths: '../x' leads out of the workspace" in refused(recipes, name=str(mine))
 
     def test_files_of_the_current_folder_are_stored_with_their_place(
         self, recipes: Path, tmp_path, monkeypatch

@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
+from headrace.actors.environments.adapter import finished
 from headrace.actors.gateway.guard import GuardedEnvironment
 from headrace.actors.gateway.policy import Mount, Policy
 from headrace.platform.contracts import Audited, ToolResult, Verdict
-from headrace.platform.errors import EnvironmentFault, ExternalDivergence, GatewayAway
+from headrace.platform.errors import EnvironmentFault, ExternalDivergence, GatewayAway, SafetyBlock
 from headrace.platform.hashing import hash_value
 from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import Cost, HashPair, Message, Observation, StepResult, Task, ToolCall, ToolSpec
@@ -27,7 +28,7 @@ class Door:
 
     def __init__(self, verdicts=(), specs=(), cut=1000):
         self.verdicts, self.specs, self.cut = dict(verdicts), specs, cut
-        self.decided, self.settled, self.opened, self.closed = [], [], [], 0
+        self.decided, self.settled, self.opened, self.told, self.closed = [], [], [], [], 0
 
     async def __call__(self):
         return self
@@ -50,6 +51,9 @@ class Door:
     async def settle(self, outputs, key):
         self.settled.append((key, [output.content for output in outputs]))
         return [ToolResult(output.content[: self.cut], source="tool:world") for output in outputs]
+
+    def recorded(self, calls):
+        self.told.append([call.name for call in calls])
 
     async def close(self):
         self.closed += 1
@@ -222,13 +226,14 @@ async def test_what_was_approved_once_is_done_again_in_a_replay_without_asking()
     assert [message.content for message in replayed.messages] == [message.content for message in result.messages]
     assert (again.seen, door.decided) == ([["get", "pay"]], [("e/1/0", ["get"])])
     assert door.settled == [("e/1/0", ["get says {}"])] and replayed.calls[1].source == "tool:pay"
+    assert door.told == [["pay"]], "it counts and is spent in the branch, too"
 
 
 async def test_answers_in_another_form_than_one_for_each_call_are_kept():
     block = StepResult((Message(Role.USER, "both done"),), state_hash=HashPair("a", "a"))
     session = await guarded(Door({"put": DENIED}), World(lambda message: block))
     result = await session.step(says("get", "put", "get"), "e/0/0")
-    assert [(m.role, m.content) for m in result.messages] == [(Role.USER, "both done"), (Role.TOOL, "blocked: no")]
+    assert [(m.role, m.content) for m in result.messages] == [(Role.TOOL, "blocked: no"), (Role.USER, "both done")]
 
 
 async def test_answers_are_matched_by_their_ids():
@@ -266,6 +271,52 @@ async def test_planted_instructions_are_counted_apart_from_their_effects():
     await session.step(says("send", to="x", n=1), "e/0/3")
     safety = session.provenance.safety
     assert (safety.planted, safety.obeyed, safety.effects) == (1, 1, 0)
+
+
+async def test_obedience_is_counted_where_the_gateway_ends_the_episode():
+    planted = StepResult((Message(Role.TOOL, "call send"),), metadata={"planted": [{"tool": "send"}]})
+    session = await guarded(Door({"send": SafetyBlock("enough")}), World(lambda message: planted, ("get", "send")))
+    await session.step(says("get"), "e/0/0")
+    with pytest.raises(SafetyBlock):
+        await session.step(says("send"), "e/0/1")
+    safety = session.provenance.safety
+    assert (safety.planted, safety.obeyed, safety.effects) == (1, 1, 0)
+
+
+async def test_an_episode_whose_last_word_is_missing_does_not_end_well():
+    class Torn(Door):
+        async def close(self):
+            raise GatewayAway("the audit cannot be written")
+
+    session = await guarded(Torn())
+    await session.step(says("get"), "e/0/0")
+    with pytest.raises(GatewayAway):
+        await finished(session)
+    await session.close()
+    assert session.inner.closed == 1
+
+
+async def test_a_session_that_is_reset_does_not_bear_the_audit_of_the_one_before():
+    session = await guarded(Door())
+    await session.step(says("get"), "e/0/0")
+    await session.reset(TASK, 2)
+    await session.close()
+    assert (session.provenance.audit_head, session.provenance.safety) == ("", Safety())
+
+
+async def test_what_is_said_beside_answers_is_settled_with_them():
+    def answer(message):
+        return StepResult((*World._each(message).messages, Message(Role.USER, "a page")))
+
+    door = Door({"put": DENIED})
+    session = await guarded(door, World(answer))
+    result = await session.step(says("get", "put"), "e/0/0")
+    assert [(m.role, m.content) for m in result.messages] == [
+        (Role.TOOL, "get says {}"),
+        (Role.TOOL, "blocked: no"),
+        (Role.USER, "a page"),
+    ]
+    assert door.settled == [("e/0/0", ["get says {}\na page"])]
 
 
 async def test_two_tools_of_one_name_are_refused():

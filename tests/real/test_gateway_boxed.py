@@ -80,6 +80,28 @@ async def test_what_cannot_be_done_is_told(opened):
     assert result.status is Status.OK
 
 
+async def test_all_commands_of_a_turn_fit_into_its_step(opened):  # P27
+    session = await opened(step_deadline_s=3.0)
+    said, result = await told(session, 0, *[("shell", {"command": "sleep 9"})] * 4)
+    assert "limit of time" in said[0] and said[-1].startswith("[not done:")
+    assert result.status is Status.OK
+
+
+async def test_a_program_has_a_file_and_where_it_cannot_that_is_told(opened):
+    session = await opened()
+    said, _ = await told(session, 0, ("shell", {"command": "mkdir /tmp/.program.py"}))
+    said, _ = await told(session, 1, ("python", {"code": "print(1)"}))
+    assert said[0].startswith("the program cannot be written")
+
+
+async def test_paths_begin_at_the_workspace_wherever_the_shell_has_gone(opened):
+    session = await opened()
+    await told(session, 0, ("write_file", {"path": "f", "content": "here"}))
+    await told(session, 1, ("shell", {"command": "mkdir d && cd d && echo there > f"}))
+    said, _ = await told(session, 2, ("read_file", {"path": "f"}), ("search_files", {"pattern": "here", "path": "f"}))
+    assert said == ["1\there", "f:1:here"]
+
+
 async def test_rules_see_paths_and_commands_of_boxed_tools(opened):
     permissions = {"commands": {"allow": ["ls"]}, "grants": ["read", "write"]}
     session = await opened(permissions=permissions)

@@ -84,6 +84,7 @@ class TestARunThroughRay:
         root = Path(finished[1].root)
         assert {path.name for path in root.iterdir()} == {
             *FOLDERS,
+            "gateway",
             "config.yaml",
             "summary.json",
             "metrics.jsonl",

@@ -13,7 +13,7 @@ import msgspec
 
 SCHEMA_VERSION = 1
 
-Kind = Literal["decision", "intent", "result", "open", "close"]
+Kind = Literal["decision", "intent", "result", "open", "close", "recorded"]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +30,9 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One entry. `previous` is the hash of the line before.
 
     `kind` is "open" or "close" of a session, the "decision" on a call (each has exactly one), the "intent" that is
-    durable before an effect, or the "result" after it (P25). `scope` is the session's, EPISODE/BRANCH#NONCE; `key` the
-    call's, TURN/INDEX. `name` is the tool's, `caller` who asked. The hashes are keyed (`AuditLog.digest`).
+    durable before an effect, the "result" after it (P25), or "recorded": a replay took the call from the record.
+    `scope` is the session's, EPISODE/BRANCH#NONCE; `key` the call's, TURN/INDEX. `name` is the tool's, `caller` who
+    asked. The hashes are keyed (`AuditLog.digest`).
     """
 
     number: int

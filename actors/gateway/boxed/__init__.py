@@ -14,7 +14,8 @@ from headrace.platform.contracts import Sandbox, ToolOutput
 from headrace.platform.errors import ConfigError
 from headrace.platform.records.message import ToolCall, ToolSpec
 
-Perform = Callable[[Sandbox, dict[str, object]], Awaitable[ToolOutput]]
+Perform = Callable[[Sandbox, dict[str, object], float], Awaitable[ToolOutput]]
+_LEAST_S = 0.5
 _KINDS: dict[str, Sequence[tuple[ToolSpec, Perform]]] = {
     "shell": shell.TOOLS,
     "files": files.TOOLS,
@@ -31,9 +32,12 @@ class BoxedTools:
     specs: dict[str, ToolSpec]
     _performs: dict[str, Perform]
 
-    async def perform(self, box: Sandbox, call: ToolCall) -> ToolOutput:
-        """Do what an allowed call asks for. Raises SandboxDied; a command that fails is an output that is not ok."""
-        return await self._performs[call.name](box, call.arguments)
+    async def perform(self, box: Sandbox, call: ToolCall, within_s: float) -> ToolOutput:
+        """Do what an allowed call asks for, in what is left of the turn: a command that outruns it is told so (P27).
+        Raises SandboxDied; a command that fails is an output that is not ok."""
+        if within_s < _LEAST_S:
+            return ToolOutput("[not done: the calls before it have used up the time of this turn]", ok=False)
+        return await self._performs[call.name](box, call.arguments, within_s)
 
 
 def boxed_tools(mounts: Sequence[Mount]) -> BoxedTools:

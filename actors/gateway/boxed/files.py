@@ -55,7 +55,7 @@ EDIT = _spec(
 )
 
 
-async def read(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def read(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform a `read_file` call."""
     path = str(arguments["path"])
     text, problem = await _text_of(box, path)
@@ -72,11 +72,12 @@ async def read(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
     return ToolOutput("\n".join(numbered) or "[the file is empty]")
 
 
-async def search(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def search(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform a `search_files` call."""
     pattern, path = str(arguments["pattern"]), str(arguments.get("path", "."))
-    command = f"grep -rnIE -e {shlex.quote(pattern)} -- {shlex.quote(path)} | head -n {_MOST_MATCHES + 1}"
-    result = await box.run(command, _SEARCH_S)
+    search = f"grep -rnHIE -e {shlex.quote(pattern)} -- {shlex.quote(path)} | head -n {_MOST_MATCHES + 1}"
+    command = f"(cd {shlex.quote(box.workspace)} && {search})"  # as all paths, wherever the shell has gone
+    result = await box.run(command, min(_SEARCH_S, within_s))
     lines = result.output.splitlines()
     if result.limit or (result.exit_code and not lines):
         return told(result)
@@ -86,13 +87,13 @@ async def search(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
     return ToolOutput("\n".join(lines[:_MOST_MATCHES] + (more if len(lines) > _MOST_MATCHES else [])))
 
 
-async def write(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def write(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform a `write_file` call."""
     path, content = str(arguments["path"]), str(arguments["content"])
     return await _written(box, path, content, f"wrote {path}: {len(content.splitlines())} lines")
 
 
-async def edit(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def edit(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform an `edit_file` call."""
     path, old, new = str(arguments["path"]), str(arguments["old"]), str(arguments["new"])
     text, problem = await _text_of(box, path)

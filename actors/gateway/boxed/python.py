@@ -27,11 +27,14 @@ SPEC = ToolSpec(
 )
 
 
-async def run(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def run(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform a `python` call. The program is a file, so that it may read its standard input and be of any length."""
     path = f"/tmp/{_FILE}"
-    await box.write(path, str(arguments["code"]).encode())
-    return told(await box.run(f"python3 {shlex.quote(path)} </dev/null", seconds_of(arguments)))
+    try:
+        await box.write(path, str(arguments["code"]).encode())
+    except OSError as error:
+        return ToolOutput(f"the program cannot be written to {path}: {error.strerror or error}", ok=False)
+    return told(await box.run(f"python3 {shlex.quote(path)} </dev/null", seconds_of(arguments, within_s)))
 
 
 TOOLS = ((SPEC, run),)

@@ -29,15 +29,15 @@ SPEC = ToolSpec(
 )
 
 
-async def run(box: Sandbox, arguments: dict[str, object]) -> ToolOutput:
+async def run(box: Sandbox, arguments: dict[str, object], within_s: float) -> ToolOutput:
     """Perform a `shell` call."""
-    return told(await box.run(str(arguments["command"]), seconds_of(arguments)))
+    return told(await box.run(str(arguments["command"]), seconds_of(arguments, within_s)))
 
 
-def seconds_of(arguments: dict[str, object]) -> float:
+def seconds_of(arguments: dict[str, object], within_s: float) -> float:
     """How long a call lets its command take."""
     asked = arguments.get("timeout_s", _USUAL_S)
-    return min(float(asked), LONGEST_S) if isinstance(asked, int | float) else _USUAL_S
+    return min(float(asked) if isinstance(asked, int | float) else _USUAL_S, LONGEST_S, within_s)
 
 
 def told(result: CommandResult) -> ToolOutput:

@@ -65,15 +65,11 @@ class HttpTool:
         Raises:
             ConfigError: its args are none, or a secret is missing.
         """
-        args = read_args(mount, HttpArgs)
-        if not args.methods or not set(args.methods) <= set(_METHODS):
-            raise ConfigError(f"tools: http: args.methods: give some of {', '.join(_METHODS)}")
-        if args.max_kb < 1:
-            raise ConfigError("tools: http: args.max_kb: give at least 1")
+        args = read_http_args(mount)
         headers = HostHeaders(args.headers, secrets, env)
         tls = await asyncio.to_thread(httpx2.create_ssl_context, trust_env=False)
         await proxy.start()
-        return cls(_specs(mount, args), args, headers, proxy, tls)
+        return cls(http_specs(mount, args), args, headers, proxy, tls)
 
     async def perform(self, asked: Asked, state: EpisodeState) -> ToolOutput:
         """See `Performer`."""
@@ -164,7 +160,18 @@ class HttpTool:
         return ToolOutput("\n".join([*head, "", shown]), response.status_code < 400)
 
 
-def _specs(mount: Mount, args: HttpArgs) -> dict[str, ToolSpec]:
+def read_http_args(mount: Mount) -> HttpArgs:
+    """The `args` of a mount. Raises ConfigError where they are none."""
+    args = read_args(mount, HttpArgs)
+    if not args.methods or not set(args.methods) <= set(_METHODS):
+        raise ConfigError(f"tools: http: args.methods: give some of {', '.join(_METHODS)}")
+    if args.max_kb < 1:
+        raise ConfigError("tools: http: args.max_kb: give at least 1")
+    return args
+
+
+def http_specs(mount: Mount, args: HttpArgs) -> dict[str, ToolSpec]:
+    """The tools of a mount, by name."""
     reading = tuple(method for method in args.methods if method in _READS)
     writing = tuple(method for method in args.methods if method not in _READS)
     specs = []

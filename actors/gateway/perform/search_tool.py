@@ -50,11 +50,7 @@ class SearchTool:
             corpus = await asyncio.to_thread(Corpus, Path(args.corpus), TOKENIZERS[args.words])
         except (OSError, ValueError) as error:
             raise ConfigError(f"tools: search: args.corpus: {error}") from None
-        search, read = [
-            msgspec.structs.replace(mounted_spec(spec, mount, alone=False), trusted=args.trusted)
-            for spec in (_SEARCH, _READ)
-        ]
-        return cls(search, read, corpus)
+        return cls(*search_specs(mount, args), corpus)
 
     async def perform(self, asked: Asked, state: EpisodeState) -> ToolOutput:
         """See `Performer`."""
@@ -86,6 +82,15 @@ class SearchTool:
         end = offset + len(text)
         more = f"; go on with offset {end}" if end < length else ""
         return ToolOutput(f"{title}\ncharacters {offset} to {end} of {length}{more}\n\n{text}")
+
+
+def search_specs(mount: Mount, args: SearchArgs) -> tuple[ToolSpec, ToolSpec]:
+    """The tools of a mount: the one that searches, and the one that reads."""
+    search, read = (mounted_spec(spec, mount, alone=False) for spec in (_SEARCH, _READ))
+    return (
+        msgspec.structs.replace(search, trusted=args.trusted),
+        msgspec.structs.replace(read, trusted=args.trusted),
+    )
 
 
 def _spec(name: str, told: str, properties: dict[str, Any], needs: str) -> ToolSpec:

@@ -55,7 +55,8 @@ class MemoryGateway:
 class MemorySession:
     """A `ToolSession` that allows the tools that it was given, but for those that are denied by a rule.
 
-    `decided` and `settled` are what it was asked, in order. While `away` is set, every call of it raises GatewayAway.
+    `decided`, `settled` and `replayed` are what it was asked or told, in order. While `away` is set, every call of it
+    raises GatewayAway.
 
     Args:
         tools: those that the caller performs.
@@ -81,6 +82,7 @@ class MemorySession:
         self.away = False
         self.decided: list[tuple[str, tuple[ToolCall, ...]]] = []
         self.settled: list[tuple[str, tuple[ToolOutput, ...]]] = []
+        self.replayed: list[tuple[ToolCall, ...]] = []
 
     async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[Verdict]:
         """See `ToolSession.decide`."""
@@ -99,6 +101,10 @@ class MemorySession:
         if self._blocks and self._blocked:
             raise SafetyBlock(", ".join(self._blocked))
         return verdicts
+
+    def recorded(self, calls: Sequence[ToolCall]) -> None:
+        """See `ToolSession.recorded`."""
+        self.replayed.append(tuple(calls))
 
     async def settle(self, outputs: Sequence[ToolOutput], key: str) -> Sequence[ToolResult]:
         """See `ToolSession.settle`. Outputs come back as they are."""
