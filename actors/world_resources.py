@@ -92,7 +92,7 @@ class WorldResources:
         from headrace.actors.gateway.start import open_gateway
 
         place = self._gateway or private_place()
-        return await open_gateway(place.home, place.audit, place.config)
+        return await open_gateway(place.home, place.audit, place.config, linger_s=place.linger_s)
 
     def hosts(self) -> str:
         """The hosts of all pools that were asked for, their states and sessions, on one line; empty without a pool."""

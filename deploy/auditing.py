@@ -20,6 +20,7 @@ from headrace.platform.store.run_root import RunRoot
 
 FOLDER = "audit"
 _SHOWN = 8
+_LINGER_S = 0.5  # a run that has ended leaves no process behind
 
 
 def audit_report(root: RunRoot) -> Report:
@@ -35,7 +36,7 @@ def gateway_place(root: RunRoot, config: GatewayConfig) -> GatewayPlace:
     """Where on this node the gateway of a run lives, for all whose episodes are stored in it: in the run root where
     that is a local disk, else in the user's cache."""
     folder = Path(root.url) if root.is_local else node_cache() / "runs" / root.name
-    return GatewayPlace(folder / "gateway", folder / FOLDER, config)
+    return GatewayPlace(folder / "gateway", folder / FOLDER, config, _LINGER_S)
 
 
 def ship_audit(root: RunRoot, place: GatewayPlace) -> None:

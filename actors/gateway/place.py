@@ -14,12 +14,13 @@ from headrace.platform.config.gateway import GatewayConfig
 class GatewayPlace:
     """`home` is the gateway's own folder on this node (socket, token, journal, approvals), `audit` that of its chains.
 
-    Processes that name the same place share one gateway.
+    Processes that name the same place share one gateway, which ends `linger_s` after the last of them has hung up.
     """
 
     home: Path
     audit: Path
     config: GatewayConfig = field(default_factory=GatewayConfig)
+    linger_s: float = 5.0
 
 
 @functools.cache
