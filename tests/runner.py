@@ -1,8 +1,9 @@
 """Runs the lint and the test tiers one after another and says how long each took; stops at the first that fails.
 
 `python tests/runner.py [lint] [fast] [real] [heavy]`; without arguments all four, in this order. Each tier is a run of
-pytest of its own, so that servers and engines of one do not live on into the next: two processes, the *lanes*, which
-share its files (plugins/lanes.py), as most tests wait for something half of the time. A tier without tests fails.
+pytest of its own, so that servers and engines of one do not live on into the next. The fast one is two processes, the
+*lanes*, which share its files (plugins/lanes.py); the others have servers and limits of time. A tier without tests
+fails.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def commands(tier: str, claims: str) -> list[list[str]]:
         return LINT
     also = ["tests/test_architecture.py"] if tier == "fast" else []
     lane = [sys.executable, "-m", "pytest", f"tests/{tier}", *also, f"--lanes={claims}", "--durations=20"]
-    return [lane] * (1 if tier == "heavy" else LANES)
+    return [lane] * (LANES if tier == "fast" else 1)
 
 
 def has_tests(tier: str) -> bool:

@@ -66,7 +66,8 @@ def test_tiers_run_in_order_and_stop_at_the_first_failure(
     lint, *tiers = ran
     assert [Path(command[0]).name for command in lint] == ["ruff", "ruff", "mypy"]
     assert [[command[3] for command in lanes] for lanes in tiers] == [
-        [tier] * runner.LANES for tier in ("tests/fast", "tests/real")
+        ["tests/fast"] * runner.LANES,
+        ["tests/real"],
     ]
     for lanes in tiers:
         assert all(lane == lanes[0] and "--durations=20" in lane for lane in lanes)
