@@ -12,6 +12,7 @@ from headrace.platform.config.permission_values import (
     check_folder,
     check_network,
     check_path_pattern,
+    every,
 )
 from headrace.platform.records.permissions import Grant
 from headrace.platform.records.status import Capability
@@ -54,19 +55,8 @@ class GrantConfig(StrictModel):
     def _short_form(cls, value: Any) -> Any:
         return {"capability": value} if isinstance(value, str) else value
 
-    @field_validator("paths")
-    @classmethod
-    def _paths_stay_inside(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            check_path_pattern(each)
-        return value
-
-    @field_validator("domains")
-    @classmethod
-    def _domains_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            check_domain(each)
-        return value
+    _paths_stay_inside = field_validator("paths")(every(check_path_pattern))
+    _domains_are_names = field_validator("domains")(every(check_domain))
 
     def grant(self) -> Grant:
         """The record form."""
@@ -159,26 +149,9 @@ class PermissionsConfig(StrictModel):
     max_violations: int = Field(0, ge=0)
     """Denied calls after which the episode ends as SAFETY_BLOCK; 0: any number."""
 
-    @field_validator("paths")
-    @classmethod
-    def _paths_are_folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            check_folder(each)
-        return value
-
-    @field_validator("domains")
-    @classmethod
-    def _domains_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            check_domain(each)
-        return value
-
-    @field_validator("addresses")
-    @classmethod
-    def _addresses_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            check_network(each)
-        return value
+    _paths_are_folders = field_validator("paths")(every(check_folder))
+    _domains_are_names = field_validator("domains")(every(check_domain))
+    _addresses_are_networks = field_validator("addresses")(every(check_network))
 
     @field_validator("approvals")
     @classmethod

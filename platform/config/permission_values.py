@@ -6,12 +6,24 @@ what is named exists is left to `actors/gateway/checking.py`.
 
 import ipaddress
 import re
+from collections.abc import Callable
 
 _NAMES = re.compile(r"[A-Za-z0-9_*?\[\]!.-]+")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 _SEPARATORS = re.compile(r"[/\\]")
 _NEVER = ("proc", "sys", "dev")
 _APPROVERS = ("deny", "queue")
+
+
+def every(check: Callable[[str], None]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    """A validator of lists: each value has to pass `check`."""
+
+    def checked(value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check(each)
+        return value
+
+    return checked
 
 
 def check_approver(value: str) -> None:
