@@ -7,7 +7,6 @@ What cannot be read says why, in words for the model (case X1).
 """
 
 import inspect
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from headrace.actors.call_text import is_json_text, shown_value, usage
 from headrace.actors.environments.doors.declared import declared
 from headrace.actors.environments.doors.session import Session
 from headrace.actors.frames import defined_at
@@ -27,7 +27,6 @@ from headrace.platform.records.message import ToolSpec
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MOST_PROBLEMS = 3
-_SHOWN_CHARS = 60
 
 
 class InvalidArguments(Exception):
@@ -106,7 +105,7 @@ def tool_function(function: Callable[..., Any]) -> ToolFunction:
     arguments, schema = _model(name, fields, where)
     summary = "\n".join(filter(None, (text.short_description, text.long_description)))
     spec = declared(function, ToolSpec(name=name, description=summary, parameters=schema), where)
-    return ToolFunction(function=function, spec=spec, usage=_usage(spec), session=session, arguments=arguments)
+    return ToolFunction(function=function, spec=spec, usage=usage(spec), session=session, arguments=arguments)
 
 
 def _without_null(hint: Any) -> list[Any]:
@@ -176,27 +175,6 @@ def _plain_schema(node: Any) -> Any:
     return plain
 
 
-def _usage(spec: ToolSpec) -> str:
-    parameters = spec.parameters
-    shown = []
-    for name, schema in parameters["properties"].items():
-        default = f" = {_shown(schema['default'])}" if "default" in schema else ""
-        shown.append(f"{name}: {_type_name(schema, parameters.get('$defs', {}))}{default}")
-    return f"{spec.name}({', '.join(shown)})"
-
-
-def _type_name(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return _type_name(definitions.get(schema["$ref"].rsplit("/", 1)[-1], {}), definitions)
-    if "enum" in schema or "const" in schema:
-        return " or ".join(_shown(each) for each in schema.get("enum", [schema.get("const")]))
-    if "anyOf" in schema:
-        return " or ".join(_type_name(each, definitions) for each in schema["anyOf"])
-    if schema.get("type") == "array" and schema.get("items"):
-        return f"array of {_type_name(schema['items'], definitions)}"
-    return str(schema.get("type", "any"))
-
-
 def _problem(error: dict[str, Any], known: list[str]) -> str:
     """One thing that is wrong, for the model."""
     place = ".".join(map(str, error["loc"])) or "the arguments"
@@ -207,20 +185,5 @@ def _problem(error: dict[str, Any], known: list[str]) -> str:
         return f"there is no argument {place}" + (f", only {near[0]}" if near else "")
     message = str(error["msg"])
     given = error["input"]
-    text = f"{place}: {message[0].lower()}{message[1:]}, not {_shown(given)}"
-    return f"{text}, which is JSON in a string; give the value itself" if _holds_json(given) else text
-
-
-def _holds_json(value: Any) -> bool:
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        json.loads(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    text = f"{place}: {message[0].lower()}{message[1:]}, not {shown_value(given)}"
+    return f"{text}, which is JSON in a string; give the value itself" if is_json_text(given) else text

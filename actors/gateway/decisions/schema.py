@@ -10,9 +10,10 @@ from typing import Any
 
 import jsonschema_rs
 
+from headrace.actors.call_text import usage
 from headrace.actors.gateway.decisions.asked import Asked, Denial, EpisodeState
 from headrace.actors.gateway.decisions.cached import PerObjects
-from headrace.actors.gateway.decisions.usage import holds_json, problem, unknown_tool, usage
+from headrace.actors.gateway.decisions.usage import holds_json, problem, unknown_tool
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.message import ToolSpec
