@@ -24,7 +24,7 @@ from headrace.platform.config.yaml_text import dump, parse_yaml
 from headrace.platform.errors import ConfigError
 
 _SUFFIXES = (".yaml", ".yml")
-_PATH_KEYS = ("path", "gguf", "source", "dev", "hidden", "data", "episodes")
+_PATH_KEYS = ("path", "gguf", "source", "dev", "hidden", "data", "episodes", "workspace", "corpus", "cwd")
 _ENVIRONMENT_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 

@@ -288,6 +288,20 @@ class TestPaths:
         assert environment.name == f"{tmp_path}/maze.py:Maze"
         assert (environment.tasks.source, environment.tasks.dev) == (f"{tmp_path}/rows", "reasoning_gym:maze")
 
+    def test_folders_of_sandboxes_and_tools_are_stored_with_their_place(
+        self, recipes: Path, tmp_path, monkeypatch
+    ) -> None:
+        """Every worker reads the same folder, wherever it was started."""
+        monkeypatch.chdir(tmp_path)
+        for name in ("files", "docs", "server"):
+            (tmp_path / name).mkdir()
+        tools = "[{kind: search, args: {corpus: docs}}, {kind: mcp, args: {command: [python3], cwd: server}}]"
+        overrides = [f"environments=[{{name: lookup, sandbox: {{workspace: files}}, tools: {tools}}}]"]
+        (environment,) = load_recipe("tiny", overrides, recipes).environments
+        assert environment.sandbox.workspace == f"{tmp_path}/files"
+        assert environment.tools[0].args["corpus"] == f"{tmp_path}/docs"
+        assert environment.tools[1].args["cwd"] == f"{tmp_path}/server"
+
     def test_a_file_with_an_environment_is_a_recipe(self, recipes: Path, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "maze.py").touch()

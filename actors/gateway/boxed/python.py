@@ -2,7 +2,7 @@
 
 import shlex
 
-from headrace.actors.gateway.boxed.shell import LONGEST_S, seconds_of, told
+from headrace.actors.gateway.boxed.shell import TIMEOUT, seconds_of, told
 from headrace.platform.contracts import Sandbox, ToolOutput
 from headrace.platform.records.message import ToolSpec
 from headrace.platform.records.status import Capability, SideEffectTier
@@ -16,7 +16,7 @@ SPEC = ToolSpec(
         "type": "object",
         "properties": {
             "code": {"type": "string", "minLength": 1},
-            "timeout_s": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
+            "timeout_s": TIMEOUT,
         },
         "required": ["code"],
         "additionalProperties": False,

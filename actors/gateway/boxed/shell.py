@@ -7,6 +7,8 @@ from headrace.platform.records.status import Capability, SideEffectTier
 LONGEST_S = 25.0
 """What a command may take at most; less than a step's default deadline, so that the model is told (P27)."""
 _USUAL_S = 20.0
+TIMEOUT: dict[str, object] = {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S}
+"""The schema of a command's own limit."""
 
 SPEC = ToolSpec(
     name="shell",
@@ -18,7 +20,7 @@ SPEC = ToolSpec(
         "type": "object",
         "properties": {
             "command": {"type": "string", "minLength": 1},
-            "timeout_s": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
+            "timeout_s": TIMEOUT,
         },
         "required": ["command"],
         "additionalProperties": False,

@@ -156,4 +156,5 @@ async def _load(library: str) -> None:
     try:
         await asyncio.to_thread(importlib.import_module, library)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"tools: {error.name} is not installed; install headrace[{library}]") from None
+        mend = "pip install 'headrace[mcp]'" if library == "mcp" else f"pip install {library}"
+        raise ConfigError(f"tools: {error.name} is not installed; run: {mend}") from None
