@@ -38,15 +38,15 @@ def steps_done(runs: Path) -> int:
 
 
 def boxes(mark: str) -> list[psutil.Process]:
-    """The sandboxes of the run: bwrap processes below one that was started with the mark in its environment."""
+    """The sandboxes of the run, oldest first: bwrap below a process with the mark in its environment."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.name() == "bwrap" and any(each.environ().get(MARK) == mark for each in process.parents()):
-                found.append(process)
+                found.append((process.create_time(), process))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return [box for _, box in sorted(found, key=lambda pair: pair[0])]
 
 
 def finished(process) -> dict:
@@ -76,8 +76,8 @@ def test_in_sandboxes_some_of_which_are_killed_twice_on_the_way(tmp_path: Path, 
     run = start(tmp_path, "train", "lookup", *changes, *given, "--json", env=environment(**{MARK: mark}))
 
     def some_killed() -> bool:
-        """Kill as many boxes as it takes to meet one that is in use: an episode here takes a tenth of a second."""
-        found = boxes(mark)[:SOME]
+        """Kill the newest ones: the oldest have played to their end before the list of them is complete."""
+        found = boxes(mark)[-SOME:]
         for box in found:
             with contextlib.suppress(psutil.NoSuchProcess):  # its episode has just ended
                 box.kill()
