@@ -22,21 +22,15 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from headrace.platform.contracts import Clock, InferenceEngine, VersionRegistry
+from headrace.platform.contracts import Clock, VersionRegistry
 from headrace.platform.errors import DeadlineExceeded, EngineDead, HeadraceError, NotFound
+from headrace.serving.engine import ServedEngine
 from headrace.serving.version_pins import VersionPins
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class ServedEngine(InferenceEngine, Protocol):
-    """An engine that knows who still needs a version."""
-
-    def sessions(self, version: int) -> int:
-        """Live sessions whose latest request named `version`."""
 
 
 class Replica:

@@ -12,8 +12,8 @@ import msgspec
 from headrace.platform.contracts import VersionRegistry
 from headrace.platform.observability.parts import Part
 from headrace.serving.door.server import DoorServer
+from headrace.serving.engine import ServedEngine
 from headrace.serving.replica import Replica
-from headrace.serving.torch_engine import TorchEngine
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class ReplicaService:
 
     def __init__(
         self,
-        engine: TorchEngine,
+        engine: ServedEngine,
         name: str,
         door: DoorServer,
         registry: VersionRegistry,

@@ -17,10 +17,10 @@ results to the last digit. Requests are woken by the step that ends them, by the
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,22 +34,12 @@ from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.platform.records.status import FinishReason
 from headrace.platform.records.versions import VersionManifest
 from headrace.serving.batch import Finished, RunningBatch
+from headrace.serving.engine import EngineStats
 from headrace.serving.forward import ModelRunner
 from headrace.serving.model_loader import ModelLoader
 from headrace.serving.sampling import draw, uniforms
 from headrace.serving.scheduler import Scheduler
 from headrace.serving.ticket import Ticket
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EngineStats:
-    """Tokens since the start, and requests now. `reused_tokens` were found in the cache instead of being prefilled."""
-
-    sampled_tokens: int
-    prefilled_tokens: int
-    reused_tokens: int
-    running: int
-    waiting: int
 
 
 class TorchEngine:
@@ -97,6 +87,7 @@ class TorchEngine:
         self._loading = asyncio.Lock()
         self._driver: asyncio.Task[None] | None = None
         self._dead = ""
+        self._death = asyncio.Event()
         self._vocabulary = 0
         self._busy = BusyIntervals(time.time)
         self._busy_s = 0.0
@@ -145,6 +136,11 @@ class TorchEngine:
 
     # --- versions ---
 
+    @property
+    def capacity(self) -> int:
+        """See `InferenceEngine`: as many as the memory holds."""
+        return sys.maxsize
+
     async def load(self, manifest: VersionManifest, path: str) -> None:
         """Load a version beside the others; it appears when it is whole (case S4). Loading a held one again is fine.
 
@@ -182,6 +178,11 @@ class TorchEngine:
         if self._driver is None:
             self._notice_drained()
         await done.wait()
+
+    async def wait_dead(self) -> str:
+        """See `ServedEngine`."""
+        await self._death.wait()
+        return self._dead
 
     async def close(self) -> None:
         """End every request with EngineDead and release everything."""
@@ -291,6 +292,7 @@ class TorchEngine:
 
     def _die(self, reason: str) -> None:
         self._dead = self._dead or reason
+        self._death.set()
         self._scheduler.fail_all(self._dead)
         for done in self._retiring.values():
             done.set()

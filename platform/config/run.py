@@ -98,8 +98,18 @@ class RunConfig(StrictModel):
                 f"queue.min_group={self.queue.min_group} is larger than"
                 f" learner.algorithm.group_size={self.learner.algorithm.group_size}"
             )
-        if self.rollout.update_mode is not UpdateMode.STICKY:
-            raise ValueError(
-                f"rollout.update_mode={self.rollout.update_mode} is not available yet; use sticky, the default"
-            )
+        self._check_updates()
         return self
+
+    def _check_updates(self) -> None:
+        """P22: what a pool can do that holds as many versions as it has replicas."""
+        serving, mode = self.serving, self.rollout.update_mode
+        holds_one = serving.engine == "vllm" and not serving.vllm.adapters
+        if holds_one and serving.replicas == 1 and mode is UpdateMode.STICKY and serving.drain == "forbidden":
+            raise ValueError(
+                "serving.engine=vllm with full weights holds one version at a time, so one replica cannot take up a new"
+                " one while sticky episodes run on the old. Use rollout.update_mode=turn or inflight, LoRA"
+                " (serving.vllm.adapters=4), more replicas (serving.replicas=2), or serving.drain=allowed (P22)."
+            )
+        if serving.transport == "nccl" and serving.engine != "vllm":
+            raise ValueError("serving.transport=nccl needs serving.engine=vllm; the torch engine takes files")

@@ -3,7 +3,7 @@
 import msgspec
 
 from headrace.platform.records.arrays import F32, I32
-from headrace.platform.records.status import FinishReason
+from headrace.platform.records.status import FinishReason, UpdateMode
 from headrace.platform.records.versions import VersionSpan
 
 
@@ -27,6 +27,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=Fals
 
     `key` names the request across retries (P24); `session` is the episode, which lets an engine keep the keys and
     values of earlier turns. `seed` alone decides the random numbers, whatever else is in the batch.
+
+    `update_mode` says what may become of `version`. `STICKY`: exactly this one. `TURN`: the newest that the engine
+    holds when the request comes, this one or a newer, for all tokens. `INFLIGHT`: the same, and tokens that are sampled
+    after the engine has taken up a newer one come from that; the spans say where.
     """
 
     key: str
@@ -36,6 +40,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=Fals
     seed: int
     sampling: SamplingParams = SamplingParams()
     deadline_s: float = 60.0
+    update_mode: UpdateMode = UpdateMode.STICKY
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -5,6 +5,7 @@ sampled. Its logprobs are one constant.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
@@ -67,6 +68,11 @@ class ScriptedEngine:
     def versions(self) -> Sequence[int]:
         """Held versions, oldest first."""
         return sorted(self._refs)
+
+    @property
+    def capacity(self) -> int:
+        """As many as it is given."""
+        return sys.maxsize
 
     def sessions(self, version: int) -> int:
         """Sessions whose latest request named `version` and that were not released."""
