@@ -23,14 +23,18 @@ FEWEST_VALID = 0.5
 
 @dataclass(kw_only=True, slots=True)
 class Totals:
-    """What the summary adds up. `scores`, `tokens` and `environments` are the counters as last read, at `at_s`; `lags`
-    is the ledger's histogram of what was trained, which survives every process of the run."""
+    """What the summary adds up.
+
+    `scores`, `tokens` and `environments` are the counters as last read, at `at_s`; `gap_alarms` count by replica
+    (case S10); `lags` is the ledger's histogram of what was trained, which survives every process of the run.
+    """
 
     lags: Counter[int] = field(default_factory=Counter)
     bubble_s: float = 0.0
     length_bias: bool = False
     busy_s: float = 0.0
     overlapped_s: float = 0.0
+    gap_alarms: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     version: int = 0
     scores: tuple[float, int] = (0.0, 0)
@@ -118,6 +122,8 @@ def step_metrics(
         Metric.POLICY_VERSION: report.version,
         Metric.LOSS: report.loss,
         Metric.KL: report.kl,
+        Metric.LOGPROB_GAP: {f"{gap.replica}@{gap.version}": gap.mean for gap in report.gaps},
+        Metric.GAP_ALARMS: dict(totals.gap_alarms),
         Metric.CLIP_SHARE: report.clip_share,
         Metric.GRAD_NORM: report.grad_norm,
         Metric.LOSS_TOKENS: report.loss_tokens,

@@ -37,10 +37,11 @@ class MicroBatch:
 
     def loss_tokens(self, step_tokens: int) -> "LossTokens":
         """The tokens that enter the loss, in row-major order."""
-        row_N = torch.nonzero(self.loss_mask)[:, 0]
+        row_N, column_N = torch.nonzero(self.loss_mask, as_tuple=True)
         return LossTokens(
             rows=self.rows,
             row=row_N,
+            column=column_N,
             behaviour_logprobs=self.behaviour_logprobs[self.loss_mask],
             advantages=self.advantages[self.loss_mask],
             step_tokens=step_tokens,
@@ -49,11 +50,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTokens:
-    """What an algorithm's loss sees of a microbatch: row i64[N] (an index into `rows`), behaviour_logprobs f32[N],
-    advantages f32[N]. `step_tokens` counts the loss tokens of the whole optimizer step: divide by it."""
+    """What an algorithm's loss sees of a microbatch: row i64[N] (an index into `rows`), column i64[N] (the token's
+    position in its row), behaviour_logprobs f32[N], advantages f32[N]. `step_tokens` counts the loss tokens of the
+    whole optimizer step: divide by it."""
 
     rows: tuple[Sample, ...]
     row: Tensor
+    column: Tensor
     behaviour_logprobs: Tensor
     advantages: Tensor
     step_tokens: int

@@ -27,6 +27,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm, Clock, LearnerBackend, Ledger, VersionRegistry
@@ -35,11 +37,13 @@ from headrace.platform.observability.parts import Part
 from headrace.platform.records.tables import Receipt
 from headrace.trainer.checkpoint import CheckpointStore
 from headrace.trainer.consumption import NOTHING, TrainedGroup, consumption, receipts
+from headrace.trainer.gap import Gap, GapAlarm, alarms
 from headrace.trainer.heartbeat import Heartbeat
 from headrace.trainer.intake import Intake, OpenedGroup, ReadEpisodes
 from headrace.trainer.publisher import Publisher
 from headrace.trainer.ranks import Gather, agree, alone, step_digest
 from headrace.trainer.report import StepReport
+from headrace.trainer.staleness import TrainStart
 from headrace.trainer.step_statistics import StepStatistics
 
 T = TypeVar("T")
@@ -124,6 +128,7 @@ class Learner:
             clock=clock,
             compute=self._compute,
         )
+        self._max_lag, self._gap_limit = queue.max_lag, config.gap_limit
         self._held: set[int] = set()
         self._trained: list[TrainedGroup] = []
         self._unpublished = 0
@@ -219,12 +224,14 @@ class Learner:
         self._intake.pacer.begin_step()
         began = self._clock()
         opened, dropped, busy_from = await self._next_batch(began)
+        start = self._publisher.train_start(self._unpublished)
         statistics = await self._train(opened)
         self._steps += 1
         self._unpublished += 1
         episodes = statistics.episodes if isinstance(statistics, StepStatistics) else {}
         self._trained += [TrainedGroup(group, episodes) for group in opened]
         batches = self._publisher.batches + self._unpublished
+        gaps = self._gaps(statistics, start)
         due = self._unpublished >= self._config.publish_every or self._steps == self._config.steps
         if due:
             await self._publish()
@@ -253,7 +260,22 @@ class Learner:
             held_s=self._intake.pacer.held_s,
             length_bias=self._intake.pacer.length_bias,
             dropped=dict(dropped),
+            gaps=gaps,
+            alarms=self._alarms(gaps),
         )
+
+    def _gaps(self, statistics: Mapping[str, float], start: TrainStart) -> tuple[Gap, ...]:
+        if not isinstance(statistics, StepStatistics):
+            return ()
+        limit = self._max_lag
+        lags = {gap.version: start.lag(gap.version, limit, limit + 1) for gap in statistics.gaps}
+        return tuple(msgspec.structs.replace(gap, lag=lags[gap.version]) for gap in statistics.gaps)
+
+    def _alarms(self, gaps: Sequence[Gap]) -> tuple[GapAlarm, ...]:
+        found = alarms(gaps, self._gap_limit)
+        for alarm in found:
+            _log.error("%s", alarm)
+        return tuple(found)
 
     async def _next_batch(self, began: float) -> tuple[list[OpenedGroup], Counter[str], float]:
         """Groups to train on, what was dropped on the way, and when work on them began."""

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from headrace.trainer.gap import Gap, GapAlarm
+
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """One learner step.
@@ -13,7 +15,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     trained episodes by lag, in learner batches. `busy` is the interval spent on the batch, computing and publishing,
     in seconds since the epoch; `wait_s` is what was spent waiting for it, `held_s` of it with a batch at hand, for
     groups about to be too old. `length_bias`: protected groups were given up all the same (P16). `dropped` counts
-    groups that the learner itself refused, by reason.
+    groups that the learner itself refused, by reason. `gaps` are those between learner and engines, by version and
+    replica; `alarms` name the replicas whose gap no learning explains (case S10).
     """
 
     step: int
@@ -37,6 +40,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     held_s: float = 0.0
     length_bias: bool = False
     dropped: dict[str, int] = {}
+    gaps: tuple[Gap, ...] = ()
+    alarms: tuple[GapAlarm, ...] = ()
 
     @property
     def busy_s(self) -> float:

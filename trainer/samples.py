@@ -17,7 +17,9 @@ import numpy as np
 from headrace.platform.records.arrays import F32, I32, U8
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.tables import MaskedSpan
+from headrace.platform.records.turn import Turn
 from headrace.trainer.credit import turn_advantages
+from headrace.trainer.gap import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +29,7 @@ class Sample:
     `action_mask` is 1 where the policy sampled the token in this very context; `loss_mask` is a subset of it, and 0
     at position 0, which nothing predicts.
     `behaviour_logprobs` [0], `advantages` [0] and `temperatures` [1] mean something only where `action_mask` is 1.
-    `lag` is in learner batches (P14).
+    `lag` is in learner batches (P14). `sources` say who sampled the action tokens, in order.
     """
 
     episode_id: str
@@ -40,6 +42,7 @@ class Sample:
     behaviour_logprobs: F32
     advantages: F32
     temperatures: F32
+    sources: tuple[Source, ...] = ()
 
     @property
     def length(self) -> int:
@@ -139,4 +142,19 @@ def _sample(
         behaviour_logprobs=np.concatenate([turn.behaviour_logprobs for turn in turns]),
         advantages=np.where(action_mask == 1, np.repeat(np.array(values, np.float32), lengths), np.float32(0)),
         temperatures=np.repeat(np.array(temperatures, np.float32), lengths),
+        sources=tuple(_sources(turns, own, lengths)),
     )
+
+
+def _sources(turns: Sequence[Turn], own: Sequence[bool], lengths: Sequence[int]) -> list[Source]:
+    """Who sampled what, those that follow one another and are alike in one."""
+    found: list[Source] = []
+    begin = 0
+    for turn, is_own, length in zip(turns, own, lengths, strict=True):
+        for span in turn.version_spans if is_own else ():
+            start, end, version = begin + span.start, begin + span.end, span.version.number
+            if found and (found[-1].version, found[-1].replica) == (version, turn.replica):
+                start = found.pop().start
+            found.append(Source(start, end, version, turn.replica))
+        begin += length
+    return found

@@ -48,5 +48,8 @@ class LearnerConfig(StrictModel):
     """Newest complete checkpoints kept."""
     batch_deadline_s: float = Field(120.0, gt=0)
     """How long the learner waits for a batch before the run fails by name."""
+    gap_limit: float = Field(0.01, gt=0)
+    """How far apart engine and learner may find the logprobs of tokens of the same weights, mean in nats, before an
+    alarm names the replica. Rounding is about 1e-5 in float32 and 1e-2 in bfloat16."""
     threads: int = Field(1, ge=1)
     """CPU threads for tensor work."""

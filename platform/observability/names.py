@@ -41,6 +41,8 @@ class Metric(StrEnum):
     POLICY_VERSION = ("policy_version", "", Kind.GAUGE, "Number of the newest published version")
     LOSS = ("loss", "", Kind.GAUGE, "Policy loss, mean over the loss tokens of the step")
     KL = ("kl", "nats", Kind.GAUGE, "Approximate divergence of the learner from the behaviour policy (k3)")
+    LOGPROB_GAP = ("logprob_gap", "nats", Kind.LABELLED, "Mean gap of logprobs, learner to engine, by replica@version")
+    GAP_ALARMS = ("gap_alarms", "alarms", Kind.LABELLED, "Batches in which a replica had other weights than it said")
     CLIP_SHARE = ("clip_share", "share", Kind.GAUGE, "Share of loss tokens whose ratio was clipped")
     GRAD_NORM = ("grad_norm", "", Kind.GAUGE, "Gradient norm before clipping")
     LOSS_TOKENS = ("loss_tokens", "tokens", Kind.GAUGE, "Tokens that entered the loss of the step")

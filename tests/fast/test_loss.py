@@ -23,6 +23,7 @@ def tokens(behaviour, advantages, step_total) -> LossTokens:
     return LossTokens(
         rows=(),
         row=torch.zeros(len(behaviour), dtype=torch.long),
+        column=torch.arange(len(behaviour)),
         behaviour_logprobs=torch.tensor(behaviour),
         advantages=torch.tensor(advantages),
         step_tokens=step_total,

@@ -74,7 +74,7 @@ class TorchBackend:
                 output: LossOutput = algorithm.loss(logprobs, tokens)
                 self._check_finite(output, logprobs, tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
-                statistics.add(output, tokens)
+                statistics.add(output, tokens, logprobs)
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_grad))
             if not np.isfinite(grad_norm):
                 raise ArithmeticError(f"{self._where()}: the gradient is not finite; episodes {_names(batch)}")
