@@ -24,6 +24,7 @@ def check_config(config: RunConfig) -> None:
         NotFound: it names an environment that is not registered, or a run that is not there.
     """
     check_cluster(config)
+    check_learner(config)
     check_runs_dir(config)
     check_loggers(config.loggers)
     worlds = Worlds(config.environments, "train", config.seed, config.curriculum)
@@ -66,6 +67,13 @@ def check_cluster(config: RunConfig) -> None:
             "runtime.ray_address joins a cluster, whose nodes cannot reach an embedded server;"
             " set queue.redis_url to a server that they all reach"
         )
+
+
+def check_learner(config: RunConfig) -> None:
+    """Refuse more ranks than the learner's backend can have. Raises ConfigError."""
+    ranks, backend = config.learner.ranks, config.learner.backend
+    if ranks > 1 and backend == "torch":
+        raise ConfigError(f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1")
 
 
 def check_runs_dir(config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """The Ray that a run uses: one of its own, one that it joins, or the one that this process is in already.
 
-Owns starting, joining and leaving it, whether it has room for the run (P23), and noticing that it is gone.
+Owns starting, joining and leaving it, and noticing that it is gone. Whether it has room is for `placement.py` to say.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from typing import Any
 import ray
 
 from headrace.deploy.context import RunContext
-from headrace.platform.errors import ConfigError, RunFailed
+from headrace.deploy.placement import cpus_of, plan
+from headrace.platform.errors import RunFailed
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 _PROBE_DEADLINE_S = 2.0
@@ -38,25 +39,15 @@ class RayCluster:
         self._doors: dict[str, tuple[str, int]] = {}
 
     def start(self) -> None:
-        """Join the recipe's cluster or the Ray of this process, or start a local one.
-
-        Raises:
-            ConfigError: it has no room for the run.
-        """
+        """Join the recipe's cluster or the Ray of this process, or start a local one that has as many logical CPUs as
+        the run needs."""
         config = self._context.config
-        demand = config.serving.replicas + config.rollout.workers + 1
         if not ray.is_initialized():
             self._owned = True
             if address := config.runtime.ray_address:
                 ray.init(address=address, namespace=self._context.run, **_QUIET)
             else:
-                start_local_ray(max(os.cpu_count() or 1, demand))
-        there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-        if there < demand:  # P23: demands are checked before anything starts
-            raise ConfigError(
-                f"the run needs {demand} CPUs ({config.serving.replicas} replicas, {config.rollout.workers} rollout"
-                f" workers, 1 learner) and the Ray cluster has {there:g}; lower serving.replicas or rollout.workers"
-            )
+                start_local_ray(max(os.cpu_count() or 1, cpus_of(plan(config))))
         self._doors = _doors()
 
     async def check(self) -> None:

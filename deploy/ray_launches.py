@@ -18,6 +18,7 @@ from typing import Any
 from headrace.actors.rollout_actor import RolloutActor
 from headrace.deploy import wiring
 from headrace.deploy.context import RunContext
+from headrace.deploy.placement import Placement
 from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart, answer
 from headrace.deploy.runtime import Begun
 from headrace.deploy.shared_model import SharedModel, share_model
@@ -63,14 +64,15 @@ class Launches:
             raise RunFailed("the parts of the run are not there")
         return self._learner
 
-    async def launch(self, context: RunContext, ledger: Ledger, *, owns_server: bool) -> None:
+    async def launch(self, context: RunContext, ledger: Ledger, placement: Placement, *, owns_server: bool) -> None:
         """Start every part's process, and what the replicas can do without a model.
 
         Args:
             ledger: waits for a server that is away.
+            placement: has a seat for every part.
             owns_server: nobody else can reach the ledger's server, so that no other learner is alive.
         """
-        self._context, self._ledger = context, ledger
+        self._context, self._ledger, self._placement = context, ledger, placement
         self._deadline_s = context.config.serving.start_deadline_s
         self._takeover = owns_server
         # Ray keeps the names of dead actors for a while: those of a driver that was killed must not be in the way.
@@ -82,13 +84,16 @@ class Launches:
             place_deadline_s=self._deadline_s,
             control_deadline_s=self._control_deadline_s,
         )
-        self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner)
+        seat = placement.options
+        self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner, options=seat("learner-0"))
         for n in range(context.config.serving.replicas):
             bring_up = functools.partial(self._bring_up_replica, n)
-            self.replicas.append(make(f"replica-{n}", ReplicaActor, bring_up=bring_up))
+            name = f"replica-{n}"
+            self.replicas.append(make(name, ReplicaActor, bring_up=bring_up, options=seat(name)))
         for n in range(context.config.rollout.workers):
             bring_up = functools.partial(self._bring_up_worker, n)
-            self.workers.append(make(f"rollout-{n}", RolloutActor, bring_up=bring_up))
+            name = f"rollout-{n}"
+            self.workers.append(make(name, RolloutActor, bring_up=bring_up, options=seat(name)))
         await asyncio.gather(*(replica.bring_up() for replica in self.replicas))
 
     async def begin(self, model_dir: Path) -> Begun:

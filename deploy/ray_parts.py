@@ -7,7 +7,7 @@ launch of a part is the actor NAME-n (the first is NAME), as Ray keeps a dead ac
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import ray
@@ -33,6 +33,7 @@ class RayPart:
         supervision: counts deaths.
         bring_up: makes a new actor do what the part has to do now.
         place_deadline_s: how long a later launch may wait for a node that has room for it (P23).
+        options: what it needs, and where it may go (`Placement.options`).
         control_deadline_s: how long a part that says nothing is believed to be alive.
     """
 
@@ -44,6 +45,7 @@ class RayPart:
         supervision: Supervision,
         bring_up: Callable[[Any], Awaitable[None]],
         place_deadline_s: float,
+        options: Mapping[str, Any],
         control_deadline_s: float = CONTROL_DEADLINE_S,
     ) -> None:
         async def placed_and_brought_up(handle: Any) -> None:
@@ -52,7 +54,7 @@ class RayPart:
 
         def spawn(launch: int) -> Any:
             own = name if launch == 1 else f"{name}-{launch}"
-            return actor.options(name=own, namespace=namespace, num_cpus=1, max_concurrency=16, max_restarts=0).remote()
+            return actor.options(name=own, namespace=namespace, max_concurrency=16, max_restarts=0, **options).remote()
 
         self.name = name
         self._control_deadline_s = control_deadline_s

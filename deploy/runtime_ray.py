@@ -29,6 +29,7 @@ from headrace.deploy import wiring
 from headrace.deploy.checks import check_cluster
 from headrace.deploy.context import RunContext
 from headrace.deploy.ledger_watch import LedgerWatch
+from headrace.deploy.placement import Placement
 from headrace.deploy.ray_cluster import RayCluster
 from headrace.deploy.ray_launches import Launches
 from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart
@@ -73,6 +74,7 @@ class RayRuntime:
         self._context = replace(context, door_token=secrets.token_hex(32))
         self._supervision = Supervision(context.config.runtime.max_restarts, Events(context.root, time.time).add)
         self._cluster = RayCluster(context)
+        self._placement = Placement(context.config, context.config.serving.start_deadline_s, context.run)
         self._ray_start: asyncio.Task[None] | None = None
         self._server: EmbeddedServer | None = None
         self._ledger: PatientLedger | None = None
@@ -95,7 +97,10 @@ class RayRuntime:
         await self._open_ledger()
         await asyncio.shield(self._ray_start)
         self._cluster_watch = asyncio.create_task(self._watch_cluster())
-        await self._parts.launch(self._context, self._connected(), owns_server=self._server is not None)
+        await self._placement.reserve()
+        await self._parts.launch(
+            self._context, self._connected(), self._placement, owns_server=self._server is not None
+        )
 
     async def begin(self, model_dir: Path) -> Begun:
         """See `Runtime.begin`."""
@@ -262,6 +267,8 @@ class RayRuntime:
             self._ray_start = None
         with contextlib.suppress(HeadraceError):
             await self._parts.close(_STOP_DEADLINE_S if may_ask else 0.0)
+        if self._cluster.is_up:
+            await self._placement.close()
         closings, self._closings = self._closings, []
         for closing in closings:
             await closing()

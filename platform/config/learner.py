@@ -23,6 +23,8 @@ class LearnerConfig(StrictModel):
     """The optimizer, the batch, and how often weights are published and checkpointed."""
 
     backend: Literal["torch"] = "torch"
+    ranks: int = Field(1, ge=1)
+    """Processes of the learner; the torch backend has one."""
     algorithm: GrpoConfig = GrpoConfig()
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)

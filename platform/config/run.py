@@ -11,6 +11,7 @@ from headrace.platform.config.gateway import GatewayConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.config.loggers import LoggerConfigs
 from headrace.platform.config.model import ModelConfig
+from headrace.platform.config.resources import ResourcesConfig
 from headrace.platform.config.rollout import RolloutConfig
 from headrace.platform.config.serving import ServingConfig
 from headrace.platform.config.sft import SftConfig
@@ -68,6 +69,7 @@ class RunConfig(StrictModel):
     queue: QueueConfig = QueueConfig()
     serving: ServingConfig = ServingConfig()
     learner: LearnerConfig = LearnerConfig()
+    resources: ResourcesConfig = ResourcesConfig()
     eval: EvalConfig = EvalConfig()
     log_samples: LogSamplesConfig | None = LogSamplesConfig()
     loggers: LoggerConfigs = ()
@@ -99,6 +101,7 @@ class RunConfig(StrictModel):
                 f" learner.algorithm.group_size={self.learner.algorithm.group_size}"
             )
         self._check_updates()
+        self._check_resources()
         return self
 
     def _check_updates(self) -> None:
@@ -113,3 +116,21 @@ class RunConfig(StrictModel):
             )
         if serving.transport == "nccl" and serving.engine != "vllm":
             raise ValueError("serving.transport=nccl needs serving.engine=vllm; the torch engine takes files")
+
+    def _check_resources(self) -> None:
+        replica, learner = self.resources.replica, self.resources.learner
+        shards = replica.tensor_parallel
+        if shards > 1 and (self.serving.engine != "vllm" or not replica.gpus):
+            raise ValueError(
+                f"resources.replica.tensor_parallel={shards} needs serving.engine=vllm and resources.replica.gpus=1:"
+                " one GPU for each shard"
+            )
+        if self.resources.layout == "apart":
+            return
+        if not (replica.gpus == learner.gpus == 1) or self.learner.ranks != self.serving.replicas * shards:
+            raise ValueError(
+                "resources.layout=colocated puts one rank of the learner and one shard of a replica on each GPU: it"
+                " needs resources.learner.gpus=1 and resources.replica.gpus=1, and as many ranks"
+                f" (learner.ranks={self.learner.ranks}) as shards (serving.replicas x tensor_parallel ="
+                f" {self.serving.replicas * shards})"
+            )
