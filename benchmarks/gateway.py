@@ -36,7 +36,7 @@ from headrace.actors.gateway.policy import CallBudgets, Policy, Rule
 from headrace.actors.gateway.protocol import Decide, Settle, Verdicts
 from headrace.actors.gateway.start import open_gateway
 from headrace.platform.config.gateway import GatewayConfig
-from headrace.platform.contracts import ToolOutput, ToolSession, Verdict
+from headrace.platform.contracts import CallVerdict, ToolOutput, ToolSession
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
 from headrace.platform.records.status import Capability, SideEffectTier
@@ -121,7 +121,7 @@ def frame_bytes() -> tuple[int, int]:
     decide = Decide(100_000, 1000, "attempt/0/12", (ToolCall(TOOLS[0].name, arguments_of(1), "call-1"),))
     settle = Settle(0, 1000, "attempt/0/12", (ToolOutput(output_of(1)),))
     sent = len(encode(decide)) + 4 + len(encode(settle))
-    return sent, len(encode(Verdicts(100_000, (Verdict(),))))
+    return sent, len(encode(Verdicts(100_000, (CallVerdict(),))))
 
 
 def serve_echo(path: str, size: int, ready: Any) -> None:

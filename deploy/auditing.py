@@ -1,5 +1,13 @@
-"""The audit of a run: its chains and the heads that its episodes name, read from any run root."""
+"""The audit of a run: its chains and the heads that its episodes name, read from any run root.
 
+Chains are written on the disk of a node. Where the run root is elsewhere, whoever plays on the node copies them there,
+now and then and when it ends: a node that is lost takes no more with it than the entries since the last copy.
+"""
+
+import asyncio
+import fcntl
+import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +26,11 @@ from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.files import open_url, write_atomic
 from headrace.platform.store.run_root import RunRoot
 
+_log = logging.getLogger(__name__)
 FOLDER = "audit"
+COPY_EVERY_S = 60.0
+_SHARE = 10
+"""Copying takes at most one in so many seconds: a chain is copied whole, as object stores cannot be appended to."""
 _SHOWN = 8
 _LINGER_S = 0.5  # a run that has ended leaves no process behind
 
@@ -40,12 +52,57 @@ def gateway_place(root: RunRoot, config: GatewayConfig) -> GatewayPlace:
 
 
 def ship_audit(root: RunRoot, place: GatewayPlace) -> None:
-    """Copy this node's chains to a run root that lies elsewhere; where it is a local disk they are there already."""
-    if root.is_local:
+    """Copy what is new of this node's chains, in whole lines, to a run root that lies elsewhere; where it is a local
+    disk they are there already. Safe to call from several processes at once. Raises OSError."""
+    if root.is_local or not place.audit.is_dir():
         return
     fs, path = open_url(root.join(FOLDER))
-    for chain in place.audit.glob(f"*{SUFFIX}"):
-        write_atomic(fs, f"{path}/{chain.name}", chain.read_bytes())
+    with (place.audit / ".copying").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # else what another process read before could come after this
+        fs.invalidate_cache()
+        for chain in place.audit.glob(f"*{SUFFIX}"):
+            lines = chain.read_bytes()
+            lines = lines[: lines.rfind(b"\n") + 1]
+            copy = f"{path}/{chain.name}"
+            if lines and not (fs.exists(copy) and fs.size(copy) == len(lines)):
+                write_atomic(fs, copy, lines)
+
+
+class AuditCopying:
+    """Copies this node's chains while a run goes on, and when it ends; nothing where the run root is a local disk.
+
+    Args:
+        root: of the run.
+        place: the gateway of this node.
+        every_s: seconds between two copies, more where they take long.
+    """
+
+    def __init__(self, root: RunRoot, place: GatewayPlace, every_s: float = COPY_EVERY_S) -> None:
+        self._root, self._place, self._every_s = root, place, every_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, in the loop that is running."""
+        if self._task is None and not self._root.is_local:
+            self._task = asyncio.get_running_loop().create_task(self._copy())
+
+    async def close(self) -> None:
+        """Copy a last time. Raises OSError where that fails."""
+        if (task := self._task) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        await asyncio.to_thread(ship_audit, self._root, self._place)
+
+    async def _copy(self) -> None:
+        wait_s = self._every_s
+        while True:
+            await asyncio.sleep(wait_s)
+            began_s = time.monotonic()
+            try:
+                await asyncio.to_thread(ship_audit, self._root, self._place)
+            except Exception:  # whatever a store raises: the next copy has all of it
+                _log.warning("the audit could not be copied to %s", self._root.url, exc_info=True)
+            wait_s = max(self._every_s, (_SHARE - 1) * (time.monotonic() - began_s))
 
 
 def report_facts(root: RunRoot, report: Report) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from headrace.actors.gateway.decisions.tier import tier_of
 from headrace.actors.gateway.judging import UNDECIDED
 from headrace.actors.gateway.sessions import Session
 from headrace.actors.gateway.shown import OUTSIDE, denied, is_strong
-from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolOutput, ToolResult
 from headrace.platform.records.message import ToolCall
 from headrace.platform.records.permissions import Safety
 from headrace.platform.records.status import SideEffectTier
@@ -21,7 +21,7 @@ from headrace.platform.records.status import SideEffectTier
 _log = logging.getLogger(__name__)
 _CLOCKS = ("tier:approval", "budget:rate", "capability:expired")
 _READ, _IRREVERSIBLE = SideEffectTier.READ, SideEffectTier.IRREVERSIBLE
-_ALLOWED = {tier: Verdict(None, tier, (), tier is _IRREVERSIBLE) for tier in SideEffectTier}
+_ALLOWED = {tier: CallVerdict(None, tier, (), tier is _IRREVERSIBLE) for tier in SideEffectTier}
 Decided = Sequence[tuple[Asked, Denial | None]]
 
 
@@ -39,7 +39,7 @@ class Accounts:
             hashed = self._audit.digest(call.arguments)
             self._audit.append("recorded", session.scope, name=name, caller=session.caller, arguments_hash=hashed)
 
-    def decided(self, session: Session, decided: Decided) -> list[Verdict]:
+    def decided(self, session: Session, decided: Decided) -> list[CallVerdict]:
         """Count and write the decisions of a turn. Sets `session.blocked` where it was one too many: then nothing of
         the turn happens."""
         self._opened(session)
@@ -55,8 +55,8 @@ class Accounts:
         """What a call gave; None where nobody knows."""
         said, rule, content = "in_doubt", "", ""
         if result is not None:
-            said, rule, content = result.decision if result.ok or result.rule else "failed", result.rule, result.content
-        if rule:  # a tool that is performed here found a reason to refuse
+            said, rule, content = _came_to(result), result.rule, result.content
+        if rule:  # a tool that is performed here found a reason to refuse, or to stop
             self._violated(session, rule, content)
             if asked.taint and asked.spec.capability in OUTSIDE and session.begun is not None:
                 session.begun.exfiltration += 1
@@ -141,8 +141,15 @@ class Accounts:
             self._audit.append("intent", scope, key, spec.name, arguments_hash=arguments_hash)
 
 
-def _verdict(asked: Asked, denial: Denial | None) -> Verdict:
+def _came_to(result: ToolResult) -> str:
+    """What the audit says of a call that was allowed: "stopped" is one that a rule ended on its way."""
+    if result.rule:
+        return "deny" if result.decision == "deny" else "stopped"
+    return "allow" if result.ok else "failed"
+
+
+def _verdict(asked: Asked, denial: Denial | None) -> CallVerdict:
     tier, taint = tier_of(asked.spec), asked.taint
     if denial is not None:
-        return Verdict(denied(denial), tier, taint, denial.rule.startswith(_CLOCKS))
-    return Verdict(None, tier, taint, tier is _IRREVERSIBLE) if taint else _ALLOWED[tier]
+        return CallVerdict(denied(denial), tier, taint, denial.rule.startswith(_CLOCKS))
+    return CallVerdict(None, tier, taint, tier is _IRREVERSIBLE) if taint else _ALLOWED[tier]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.platform.contracts import ToolOutput, ToolResult, Verdict
+from headrace.platform.contracts import CallVerdict, ToolOutput, ToolResult
 from headrace.platform.errors import GatewayAway
 from headrace.platform.hashing import hash_text
 from headrace.platform.records.message import CallOutcome, HashPair, Message, StepResult, ToolCall
@@ -21,7 +21,7 @@ class Answers:
     `allowed` are the indices of the calls that whoever plays the episode has to perform.
     """
 
-    def __init__(self, calls: Sequence[ToolCall], verdicts: Sequence[Verdict], began: float) -> None:
+    def __init__(self, calls: Sequence[ToolCall], verdicts: Sequence[CallVerdict], began: float) -> None:
         self._calls, self._verdicts, self._began = calls, verdicts, began
         self._results = [verdict.result or _UNANSWERED for verdict in verdicts]
         self.allowed = [index for index, verdict in enumerate(verdicts) if verdict.result is None]

@@ -1,8 +1,8 @@
 """What is wrong with the mounts and permissions of an environment, found before anything is played.
 
 `check_policy` depends on the recipe and the environment's own tools, `check_host` on the host that will play: folders,
-programs, secrets, functions. Neither starts a process, reads a corpus or opens a connection, so that what shows only
-then is left to the gateway. Values that are wrong by themselves are refused by the configuration.
+programs, secrets, functions. Neither starts a process, reads all of a corpus or opens a connection, so that what shows
+only then is left to the gateway. Values that are wrong by themselves are refused by the configuration.
 """
 
 import importlib
@@ -61,7 +61,7 @@ def check_host(policy: Policy, known_as: str, env: Mapping[str, str] = os.enviro
         env: where `${env:NAME}` is read.
 
     Raises:
-        ConfigError: a folder, a program, a secret or the function that approves is not here.
+        ConfigError: a folder, a document, a program, a secret or the function that approves is not here.
     """
     try:
         for mount in policy.mounts:
@@ -173,6 +173,7 @@ def _known(name: str, names: Sequence[str]) -> str:
 
 
 def _check_search(mount: Mount, env: Mapping[str, str]) -> None:
+    from headrace.actors.gateway.perform.corpus import check_corpus
     from headrace.actors.gateway.perform.search_tool import SearchArgs
 
     corpus = Path(read_args(mount, SearchArgs).corpus)
@@ -180,6 +181,10 @@ def _check_search(mount: Mount, env: Mapping[str, str]) -> None:
         raise ConfigError(f"tools: search: args.corpus: {corpus} is no folder on this host")
     if not os.access(corpus, os.R_OK | os.X_OK):
         raise ConfigError(f"tools: search: args.corpus: {corpus} cannot be read")
+    try:
+        check_corpus(corpus)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tools: search: args.corpus: {error}") from None
 
 
 def _check_http(mount: Mount, env: Mapping[str, str]) -> None:

@@ -37,7 +37,7 @@ from headrace.actors.gateway.protocol import (
 from headrace.actors.gateway.sessions import digest_of
 from headrace.actors.gateway.shown import UNSENDABLE, is_strong, shown
 from headrace.platform.config.gateway import GatewayConfig
-from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolOutput, ToolResult
 from headrace.platform.errors import GatewayAway
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
@@ -149,7 +149,7 @@ class GatewaySession:
         self._has_begun = False
         self._audited: Audited | None = None
 
-    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[Verdict]:
+    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[CallVerdict]:
         """See `ToolSession.decide`."""
         self._has_begun = True
         link, sent = self._client.link(), tuple(calls)

@@ -32,7 +32,7 @@ from headrace.actors.gateway.planted import Planted
 from headrace.actors.gateway.policy import Mount, Policy
 from headrace.actors.gateway.recorded import RecordedVerdicts
 from headrace.actors.gateway.shown import shown
-from headrace.platform.contracts import Audited, Sandbox, SandboxProvider, ToolSession, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, Sandbox, SandboxProvider, ToolSession
 from headrace.platform.errors import EnvironmentFault, GatewayAway
 from headrace.platform.hashing import hash_value
 from headrace.platform.records.episode import Provenance
@@ -208,7 +208,7 @@ class GuardedEnvironment:
         recorded = self._recorded.find(step, calls, self._outside)
         if recorded:
             session.recorded([calls[index] for index in recorded])
-        verdicts: Sequence[Verdict] = ()
+        verdicts: Sequence[CallVerdict] = ()
         try:
             verdicts = await self._verdicts(session, calls, key, recorded)
         finally:  # the model has followed what it was told, whatever becomes of it
@@ -237,8 +237,8 @@ class GuardedEnvironment:
         return whole
 
     async def _verdicts(
-        self, session: ToolSession, calls: Sequence[ToolCall], key: str, recorded: Mapping[int, Verdict]
-    ) -> Sequence[Verdict]:
+        self, session: ToolSession, calls: Sequence[ToolCall], key: str, recorded: Mapping[int, CallVerdict]
+    ) -> Sequence[CallVerdict]:
         """The recorded ones of a replay, and for all other calls what the gateway decides now."""
         asked = [index for index in range(len(calls)) if index not in recorded]
         decided = await session.decide([calls[index] for index in asked], key) if asked else ()

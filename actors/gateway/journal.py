@@ -29,9 +29,9 @@ import msgspec
 
 from headrace.actors.gateway.group_writer import GroupWriter, sync_folder
 from headrace.actors.gateway.journal_file import OVERHEAD, JournalFile
-from headrace.platform.contracts import ToolResult, Verdict
+from headrace.platform.contracts import CallVerdict, ToolResult
 
-State = Literal["intent", "decided", "settled"]
+State = Literal["intent", "not_begun", "decided", "settled"]
 
 UNCLAIMED_S = 600.0
 _NAME = re.compile(r"journal-v1-(\d{6,})")
@@ -39,14 +39,15 @@ _COPIED_AT_ONCE = 8
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a key. After "intent" an effect was begun, and nobody knows how it ended.
+    """What is known of a key. After "intent" an effect was begun, and nobody knows how it ended; after "not_begun" none
+    was, though there had been an intent.
 
     `again`: the verdicts and results were not kept, as the turn had no effects; decide and run it again.
     """
 
     calls_hash: bytes
     state: State
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[CallVerdict, ...] = ()
     results: tuple[ToolResult, ...] = ()
     again: bool = False
 
@@ -151,7 +152,11 @@ class Journal:
         """
         self._put(scope, key, Known(calls_hash, "intent"), effects=True)
 
-    def decided(self, scope: str, key: str, calls_hash: bytes, verdicts: Sequence[Verdict], effects: bool) -> None:
+    def not_begun(self, scope: str, key: str, calls_hash: bytes) -> None:
+        """The effect that was intended was not begun, and will not be by this intent. Raises as `intent`."""
+        self._put(scope, key, Known(calls_hash, "not_begun"), effects=True)
+
+    def decided(self, scope: str, key: str, calls_hash: bytes, verdicts: Sequence[CallVerdict], effects: bool) -> None:
         """The verdicts on a turn's calls, with the results of those that were performed here.
 
         Args:

@@ -38,7 +38,7 @@ from headrace.actors.gateway.performing import Performing
 from headrace.actors.gateway.sessions import Session, Turn
 from headrace.actors.gateway.shown import is_strong, result_of
 from headrace.actors.gateway.spent import count
-from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolOutput, ToolResult
 from headrace.platform.errors import GatewayAway, InDoubt, SafetyBlock
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.status import SideEffectTier
@@ -47,7 +47,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _READ = SideEffectTier.READ
 _OVER = "its session is over"
 _NOT_BEGUN = "gateway:not_begun"
-Verdicts = Sequence[Verdict]
+Verdicts = Sequence[CallVerdict]
 
 
 class Pipeline:
@@ -162,6 +162,12 @@ class Pipeline:
         turn.owed = ()
         return self._waiting(turn)
 
+    def give_up(self, session: Session) -> None:
+        """Nobody waits for what the session is asked any more: end what is not decided. It may be asked again."""
+        for turn in session.turns.values():
+            if turn.running is not None and not turn.is_decided:
+                turn.running.cancel()
+
     def close(self, session: Session) -> asyncio.Task[Audited]:
         """See `ToolSession.close`. Raises OSError where audit or journal have failed: nobody knows then what of the
         session's calls is on disk."""
@@ -172,9 +178,7 @@ class Pipeline:
 
     async def _close(self, session: Session) -> Audited:
         while running := {turn.running for turn in session.turns.values() if turn.running is not None}:
-            for turn in session.turns.values():
-                if turn.running is not None and not turn.is_decided:
-                    turn.running.cancel()
+            self.give_up(session)
             await asyncio.wait(running)
             await asyncio.sleep(0)  # so that they are known to be over
         await self._performing.end(session.scope)
@@ -219,22 +223,31 @@ class Pipeline:
         turn.acts = not session.blocked and any(denial is None and is_strong(each.spec) for each, denial in decided)
         if turn.acts:
             self._journal.intent(session.scope, key, turn.calls_hash)
+        was_blocked = bool(session.blocked)
         if self._each or any(is_strong(each.spec) for each in asked):
             await self._durable(turn.acts)  # P25: before the effect, and before anybody is told to have it
-        if session.blocked:
-            raise SafetyBlock(session.blocked)
         try:
+            if session.blocked:
+                raise SafetyBlock(session.blocked)
             self._may_begin(session, turn)
         except (SafetyBlock, GatewayAway):
-            for each, denial in decided:
-                if denial is None:
-                    self._accounts.not_begun(session, each, _NOT_BEGUN)
+            if not was_blocked:  # else it was denied
+                self._not_begun(session, turn, key, decided)
             raise
         turn.owed = [each for each, denial in decided if denial is None and not each.here]
         turn.verdicts = verdicts
         if any(each.here and denial is None for each, denial in decided):
             verdicts = await self._performed(session, turn, key, decided)
         return verdicts
+
+    def _not_begun(self, session: Session, turn: Turn, key: str, decided: Decided) -> None:
+        """Allowed calls do not happen after all: a process that comes later is in no doubt, and may decide anew."""
+        for each, denial in decided:
+            if denial is None:
+                self._accounts.not_begun(session, each, _NOT_BEGUN)
+        if turn.acts:
+            self._journal.not_begun(session.scope, key, turn.calls_hash)
+            turn.acts = False
 
     async def _performed(self, session: Session, turn: Turn, key: str, decided: Decided) -> Verdicts:
         """The verdicts of a turn with the results of what is performed here, all at once."""
@@ -282,7 +295,8 @@ class Pipeline:
         return known.verdicts if known is not None and not known.again else None
 
     def _recalled(self, session: Session, turn: Turn, key: str, asked: Sequence[Asked]) -> Verdicts | None:
-        """What a process that is gone has left of a key (P25, P26); None for what has to be decided."""
+        """What a process that is gone has left of a key (P25, P26); None for what has to be decided, as nothing of it
+        was begun, or nothing was more than a read."""
         known = self._journal.known(session.scope, key)
         if known is None:
             return None
@@ -290,6 +304,8 @@ class Pipeline:
             raise ValueError(f"the key {key!r} belongs to other calls")
         state = session.state(self._clock())
         state.duplicates += len(asked)
+        if known.state == "not_begun":
+            return None
         if known.verdicts and all(each.result is not None for each in known.verdicts):
             for each, verdict in zip(asked, known.verdicts, strict=True):
                 if (result := verdict.result) is not None and result.decision == "allow":
@@ -341,7 +357,7 @@ class Pipeline:
         await audit
 
 
-def _with(verdict: Verdict, result: ToolResult, lasting: bool = False) -> Verdict:
+def _with(verdict: CallVerdict, result: ToolResult, lasting: bool = False) -> CallVerdict:
     return msgspec.structs.replace(verdict, result=result, lasting=lasting or verdict.lasting)
 
 
@@ -349,7 +365,10 @@ def _ran(session: Session, turn: Turn, key: str, task: asyncio.Task[Verdicts]) -
     """A task is over: what it came to is the key's, unless nothing happened and it may be tried again."""
     turn.running = None
     if task.cancelled():
-        turn.failure = GatewayAway("the gateway ended")
+        if turn.is_decided:
+            turn.failure = GatewayAway("the gateway ended")
+        else:
+            session.turns.pop(key, None)
     elif (error := task.exception()) is not None:
         if turn.acts or isinstance(error, SafetyBlock | InDoubt):
             turn.failure = error

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.platform.contracts import Verdict
+from headrace.platform.contracts import CallVerdict
 from headrace.platform.errors import EnvironmentFault
 from headrace.platform.records.message import ToolCall
 from headrace.platform.records.permissions import Safety
@@ -39,7 +39,7 @@ class Planted:
             self._shown += 1
             self._open.append((each["tool"], each.get("arguments") or {}))
 
-    def follow(self, calls: Sequence[ToolCall], verdicts: Sequence[Verdict]) -> None:
+    def follow(self, calls: Sequence[ToolCall], verdicts: Sequence[CallVerdict]) -> None:
         """Calls that the model made, and what was decided; nothing, where that could not be had."""
         for call, verdict in itertools.zip_longest(calls, verdicts):
             for instruction in self._open:

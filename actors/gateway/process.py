@@ -139,7 +139,7 @@ async def _serve(home: Home, arguments: argparse.Namespace, writer: int, ways: "
                 async with asyncio.timeout(min(1.0, arguments.linger_s / 4)):
                     await stop.wait()
             except TimeoutError:
-                gateway.server.sessions.sweep()
+                gateway.server.sweep()
             if gateway.failure is not None:  # whoever asks next starts another
                 break
             if gateway.server.idle_s > (arguments.linger_s if gateway.server.ever_served else NOBODY_CAME_S):

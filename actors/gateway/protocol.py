@@ -14,7 +14,7 @@ answer repeats; answers come in any order.
 import msgspec
 
 from headrace.actors.gateway.policy import Mount, Policy
-from headrace.platform.contracts import Audited, ToolOutput, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolOutput
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
 
@@ -111,7 +111,7 @@ class Verdicts(msgspec.Struct, frozen=True, tag="verdicts", array_like=True):
     """Answers `Decide`."""
 
     seq: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CallVerdict, ...]
 
 
 class Results(msgspec.Struct, frozen=True, tag="results", array_like=True):

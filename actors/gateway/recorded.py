@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.actors.environments.cassette import Cassette, External, load_cassette
-from headrace.platform.contracts import Verdict
+from headrace.platform.contracts import CallVerdict
 from headrace.platform.errors import ExternalDivergence
 from headrace.platform.records.message import ToolCall
 
@@ -38,7 +38,7 @@ class RecordedVerdicts:
             cassette.beside = self._release
         return cassette
 
-    def keep(self, step: int, calls: Sequence[ToolCall], verdicts: Mapping[int, Verdict]) -> None:
+    def keep(self, step: int, calls: Sequence[ToolCall], verdicts: Mapping[int, CallVerdict]) -> None:
         """Record those of a step's verdicts that a replay cannot come to by itself."""
         lasting = [
             {"index": index, "call": calls[index].name, "verdict": msgspec.to_builtins(verdict)}
@@ -48,7 +48,7 @@ class RecordedVerdicts:
         if lasting:
             self.kept[f"{_CALLS}{step}"] = lasting
 
-    def find(self, step: int, calls: Sequence[ToolCall], outside: Callable[[], set[str]]) -> dict[int, Verdict]:
+    def find(self, step: int, calls: Sequence[ToolCall], outside: Callable[[], set[str]]) -> dict[int, CallVerdict]:
         """By index, the recorded verdicts of a step; none where this is no replay.
 
         Args:
@@ -62,7 +62,7 @@ class RecordedVerdicts:
         if self._given is None:
             return {}
         found = {
-            entry["index"]: msgspec.convert(entry["verdict"], Verdict)
+            entry["index"]: msgspec.convert(entry["verdict"], CallVerdict)
             for entry in self._given.get(f"{_CALLS}{step}", ())
             if entry["index"] < len(calls) and calls[entry["index"]].name == entry["call"]
         }

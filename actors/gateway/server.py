@@ -45,7 +45,7 @@ from headrace.actors.gateway.protocol import (
     Verdicts,
 )
 from headrace.actors.gateway.sessions import Learned, Session, Sessions, digest_of, merged
-from headrace.platform.contracts import Verdict
+from headrace.platform.contracts import CallVerdict
 from headrace.platform.errors import ConfigError, InDoubt, SafetyBlock
 from headrace.platform.records.message import ToolSpec
 
@@ -98,6 +98,13 @@ class Server:
         """Finish a task before the process ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def sweep(self) -> None:
+        """What has to be done now and then: forget sessions whose time is over, and end what nobody waits for, such as
+        questions to a person."""
+        self.sessions.sweep()
+        for session in self.sessions.unheard():
+            self.pipeline.give_up(session)
 
     async def finish(self, timeout_s: float) -> None:
         """Let what runs come to its end and be answered, then close all connections."""
@@ -178,6 +185,7 @@ class Server:
     def _forget(self, scope: str) -> None:
         self._inherited.discard(scope)
         self._journal.forget(scope)
+        self.start(self._performers.end(scope))  # of one that nobody closed
 
 
 class Connection(Wire):
@@ -348,7 +356,7 @@ class Connection(Wire):
             self.send(answer(task.result()))
 
 
-def _verdicts(seq: int, verdicts: Sequence[Verdict]) -> Verdicts:
+def _verdicts(seq: int, verdicts: Sequence[CallVerdict]) -> Verdicts:
     return Verdicts(seq, tuple(verdicts))
 
 

@@ -1,9 +1,9 @@
 """The episodes that the gateway process knows, by scope, and what it has promised each.
 
 A session outlives its connections: a client that lost one opens the same scope again and finds its turns as they were
-(P25). It is forgotten a grace period after it was closed, or long after its last connection was lost (P26). One that
-was begun in another process, which is gone, is `resumed`: what it has read is unknown here, so that it counts as
-having read anything.
+(P25). It is forgotten a grace period after it was closed, or long after its last connection was lost and the last of
+its turns was over (P26). One that was begun in another process, which is gone, is `resumed`: what it has read is
+unknown here, so that it counts as having read anything.
 """
 
 import asyncio
@@ -17,13 +17,15 @@ import msgspec
 from headrace.actors.gateway.decisions.asked import Asked, EpisodeState
 from headrace.actors.gateway.policy import Policy
 from headrace.actors.gateway.spent import count
-from headrace.platform.contracts import Audited, Verdict
+from headrace.platform.contracts import Audited, CallVerdict
 from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant
 
 GRACE_S = 60.0
+ABSENT_S = 60.0
+"""After so long without a connection nobody waits for an approval any more: as long as a client tries to connect."""
 ABANDONED_S = 600.0
 RESTARTED = "gateway:restarted"
 """The source of what was shown by a process that is gone: it may have been anything."""
@@ -65,8 +67,8 @@ class Turn:
     """
 
     calls_hash: bytes
-    verdicts: Sequence[Verdict] | None = None
-    running: "asyncio.Task[Sequence[Verdict]] | None" = None
+    verdicts: Sequence[CallVerdict] | None = None
+    running: "asyncio.Task[Sequence[CallVerdict]] | None" = None
     failure: BaseException | None = None
     owed: Sequence[Asked] = ()
     settling: "asyncio.Task[None] | None" = None
@@ -103,11 +105,23 @@ class Session:
     turns: dict[str, Turn] = field(default_factory=dict)
     connections: int = 0
     idle_since_s: float = 0.0
+    busy_at_s: float = 0.0
+    """When it had no connection and was last seen to have a turn under way."""
     blocked: str = ""
     closing: "asyncio.Task[Audited] | None" = None
     audited: Audited | None = None
     begun: EpisodeState | None = None
     """What decisions remember of it; there from its first call on."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Something of it is under way: a turn, a write of what it gave, or its end."""
+        if self.closing is not None and not self.closing.done():
+            return True
+        for turn in self.turns.values():
+            if turn.running is not None or (turn.settling is not None and not turn.settling.done()):
+                return True
+        return False
 
     def state(self, now_s: float) -> EpisodeState:
         """What decisions remember of it, begun now if need be. Its tools have to be ready."""
@@ -174,15 +188,23 @@ class Sessions:
         session.idle_since_s = self._clock()
 
     def sweep(self) -> None:
-        """Forget those whose time is over."""
+        """Forget those whose time is over, which does not pass while something of them is under way."""
         now = self._clock()
+        for session in self._by_scope.values():
+            if session.connections == 0 and session.audited is None and session.is_busy:
+                session.busy_at_s = now
         for session in [each for each in self._by_scope.values() if self._is_over(each, now)]:
             del self._by_scope[session.scope]
             self._forget(session.scope)
 
+    def unheard(self) -> list[Session]:
+        """Those that nobody has spoken for in `ABSENT_S`."""
+        until_s = self._clock() - ABSENT_S
+        return [each for each in self._by_scope.values() if each.connections == 0 and each.idle_since_s < until_s]
+
     @staticmethod
     def _is_over(session: Session, now_s: float) -> bool:
-        idle_s = now_s - session.idle_since_s
+        idle_s = now_s - max(session.idle_since_s, session.busy_at_s)
         if session.audited is not None:
             return idle_s > GRACE_S
         return session.connections == 0 and idle_s > ABANDONED_S

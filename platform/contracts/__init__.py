@@ -7,6 +7,7 @@ whoever brings an environment, a scorer or an engine can run ours against it.
 from headrace.platform.contracts.boxes import (
     Audited,
     BoxLimits,
+    CallVerdict,
     CommandResult,
     Sandbox,
     SandboxProvider,
@@ -14,12 +15,21 @@ from headrace.platform.contracts.boxes import (
     ToolOutput,
     ToolResult,
     ToolSession,
-    Verdict,
 )
 from headrace.platform.contracts.delivery import (
     Clock,
     Ledger,
     VersionRegistry,
+)
+from headrace.platform.contracts.doors import (
+    Answered,
+    Asked,
+    AskedSampling,
+    Conversations,
+    DoorState,
+    FinishedEpisode,
+    OpenedEpisode,
+    RefusalCode,
 )
 from headrace.platform.contracts.inference import (
     InferenceEngine,
@@ -43,16 +53,25 @@ from headrace.platform.contracts.worlds import (
 
 __all__ = [
     "Algorithm",
+    "Answered",
+    "Asked",
+    "AskedSampling",
     "Audited",
     "BoxLimits",
+    "CallVerdict",
     "Clock",
     "CommandResult",
+    "Conversations",
+    "DoorState",
     "Environment",
+    "FinishedEpisode",
     "InferenceEngine",
     "LearnerBackend",
     "Ledger",
     "MaybeAwaitable",
+    "OpenedEpisode",
     "ParsedMessage",
+    "RefusalCode",
     "Renderer",
     "Sandbox",
     "SandboxProvider",
@@ -64,6 +83,5 @@ __all__ = [
     "ToolOutput",
     "ToolResult",
     "ToolSession",
-    "Verdict",
     "VersionRegistry",
 ]

@@ -111,9 +111,9 @@ class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a call gave back, the gateway's decision about it, and where it came from.
 
     `content` is bounded text in which nothing is a role marker or a special token. `decision` is "allow" or "deny",
-    `rule` says which decision denied it. `source` is where the content is from ("tool:http https://example.org/a",
-    "gateway"); what is not `trusted` taints what is derived from it. `invalid` marks a call that could not be made as
-    it was written: a mistake of the model (MODEL_INVALID_ACTION).
+    `rule` says which decision denied it, or, of one that was allowed, ended it on its way. `source` is where the
+    content is from ("tool:http https://example.org/a", "gateway"); what is not `trusted` taints what derives from it.
+    `invalid` marks a call that could not be made as it was written: a mistake of the model (MODEL_INVALID_ACTION).
     """
 
     content: str
@@ -125,7 +125,7 @@ class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     invalid: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class CallVerdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The gateway's decision on one call.
 
     `result` is None where the call is allowed and whoever asked has to perform it and to `settle` it; it is there where
@@ -162,7 +162,7 @@ class ToolSession(Protocol):
     call did not happen, or is in doubt, and end the episode.
     """
 
-    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[Verdict]:
+    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[CallVerdict]:
         """Decide on the calls of one turn, in order, and perform those that are the gateway's own.
 
         The same key and calls again give the same answer, without a second effect (P25).

@@ -2,7 +2,7 @@
 
 from headrace.actors.gateway.guard import GuardedEnvironment
 from headrace.actors.gateway.policy import Policy
-from headrace.platform.contracts import Audited, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolResult
 from headrace.platform.hashing import hash_value
 from headrace.platform.records.episode import Provenance
 from headrace.platform.records.message import Cost, Message, Observation, StepResult, Task, ToolCall, ToolSpec
@@ -10,12 +10,14 @@ from headrace.platform.records.permissions import Safety
 from headrace.platform.records.status import Role
 
 TASK = Task("t", "world")
-DENIED = Verdict(ToolResult("blocked: no", "deny", ok=False, source="gateway", trusted=True, rule="capability:network"))
-UNKNOWN = Verdict(ToolResult("error: no tool", "deny", ok=False, rule="schema:unknown_tool", invalid=True))
+DENIED = CallVerdict(
+    ToolResult("blocked: no", "deny", ok=False, source="gateway", trusted=True, rule="capability:network")
+)
+UNKNOWN = CallVerdict(ToolResult("error: no tool", "deny", ok=False, rule="schema:unknown_tool", invalid=True))
 
 
 def found(text):
-    return Verdict(ToolResult(text, source="tool:search"), lasting=True)
+    return CallVerdict(ToolResult(text, source="tool:search"), lasting=True)
 
 
 class Door:
@@ -37,7 +39,7 @@ class Door:
 
     async def decide(self, calls, key):
         self.decided.append((key, [call.name for call in calls]))
-        answers = [self.verdicts.get(call.name, Verdict()) for call in calls]
+        answers = [self.verdicts.get(call.name, CallVerdict()) for call in calls]
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

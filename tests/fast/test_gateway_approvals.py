@@ -3,8 +3,11 @@
 import asyncio
 import json
 import stat
+import subprocess
+import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 import pytest
@@ -165,6 +168,69 @@ async def test_who_gives_up_waiting_leaves_no_question(home):
     assert list((home / "approvals").iterdir()) == []
 
 
+async def test_who_gives_up_while_it_is_written_leaves_no_question(home, monkeypatch):
+    written, go = threading.Event(), threading.Event()
+    write = approval_queue.Asking.write
+
+    def slow(asking):
+        written.set()
+        go.wait(DEADLINE_S)
+        write(asking)
+
+    monkeypatch.setattr(approval_queue.Asking, "write", slow)
+    asking = asyncio.create_task(Approvals(home).decide(asked_of(), state_of("queue")))
+    await asyncio.to_thread(written.wait, DEADLINE_S)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    go.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert not (home / "approvals").exists()
+
+
+ASKS = """
+import sys, time
+from pathlib import Path
+import msgspec
+from headrace.actors.gateway.decisions import approval_queue
+asking = approval_queue.Asking(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=approval_queue.Question))
+asking.write()
+print("asked", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_question_of_a_process_that_was_killed_is_not_shown_and_not_answered(home):
+    folder, asked = home / "approvals", question()
+    text = msgspec.json.encode(asked).decode()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKS, folder, text, stdout=subprocess.PIPE)
+    assert await process.stdout.readline() == b"asked\n"
+    assert approval_queue.questions(folder, time.time()) == [asked]
+    process.kill()
+    await process.wait()
+    assert (folder / f"{asked.question_id}.json").exists() and approval_queue.questions(folder, time.time()) == []
+    with pytest.raises(NotFound, match="fits 0"):
+        approval_queue.reply(folder, asked.question_id, True, time.time())
+    denial = await Approvals(home).decide(asked_of(), state_of("queue", within_s=0.3))  # the next process
+    assert denial.rule == "tier:approval_timeout" and list(folder.iterdir()) == []
+
+
+async def test_a_question_that_is_over_before_it_is_answered_cannot_be(home, monkeypatch):
+    folder, asked = home / "approvals", question()
+    asking, find = approval_queue.Asking(folder, asked), approval_queue.questions
+    asking.write()
+
+    def found_just_before_its_end(*args):
+        found = find(*args)
+        asking.end()
+        return found
+
+    monkeypatch.setattr(approval_queue, "questions", found_just_before_its_end)
+    with pytest.raises(NotFound, match="does not wait any more"):
+        approval_queue.reply(folder, asked.question_id, True, time.time())
+    assert list(folder.iterdir()) == []
+
+
 async def granted_answer(home, **arguments):
     """The bytes of a real yes to a call, which was decided by it."""
     asking = asyncio.create_task(Approvals(home).decide(asked_of(**arguments), state_of("queue")))
@@ -222,9 +288,9 @@ async def test_an_answer_is_a_file_that_nobody_else_could_have_written(home, how
     asking = asyncio.create_task(Approvals(home).decide(asked_of(), state_of("queue")))
     (question,) = await waiting(home / "approvals")
     answer = home / "approvals" / f"{question.question_id}.answer"
-    approval_queue.ask(tmp_path / "copy", question)
-    approval_queue.reply(tmp_path / "copy", question.question_id, True, time.time())
-    said = (tmp_path / "copy" / answer.name).read_bytes()
+    with asked_in(tmp_path / "copy", question):
+        approval_queue.reply(tmp_path / "copy", question.question_id, True, time.time())
+        said = (tmp_path / "copy" / answer.name).read_bytes()
     if how == "torn":
         answer.write_bytes(said[:20])
     elif how == "writable":
@@ -257,6 +323,23 @@ def run(tmp_path, monkeypatch):
     return RunRoot.create("runs", "a-run", "run: {}\n").local("gateway") / "approvals"
 
 
+@pytest.fixture
+def ask(run):
+    with ExitStack() as asked:
+        yield lambda question: asked.enter_context(asked_in(run, question))
+
+
+@contextmanager
+def asked_in(folder, question):
+    """Somebody waits on a question meanwhile."""
+    asking = approval_queue.Asking(folder, question)
+    asking.write()
+    try:
+        yield
+    finally:
+        asking.end()
+
+
 def question(question_id="0123456789abcdef", left_s=60.0, **arguments):
     now = time.time()
     return approval_queue.Question(
@@ -264,11 +347,11 @@ def question(question_id="0123456789abcdef", left_s=60.0, **arguments):
     )
 
 
-def test_the_command_shows_what_waits(run, monkeypatch, capsys):
+def test_the_command_shows_what_waits(run, ask, monkeypatch, capsys):
     assert call_main(monkeypatch, "approvals", "a-run") == 0
     assert capsys.readouterr().out == "no call waits to be approved\n"
-    approval_queue.ask(run, question(text="\x1b[2Jhello\n" + "x" * 1000))
-    approval_queue.ask(run, question("fedcba9876543210", left_s=-1.0))
+    ask(question(text="\x1b[2Jhello\n" + "x" * 1000))
+    ask(question("fedcba9876543210", left_s=-1.0))
     assert call_main(monkeypatch, "approvals", "a-") == 0
     shown = capsys.readouterr().out
     assert shown.startswith('0123456789abcdef  send {"text": "\\u001b[2Jhello\\n')
@@ -276,8 +359,8 @@ def test_the_command_shows_what_waits(run, monkeypatch, capsys):
     assert "\x1b" not in shown and "fedcba" not in shown and len(shown) < 700
 
 
-def test_the_command_answers_in_json(run, monkeypatch, capsys):
-    approval_queue.ask(run, asked := question(to="a"))
+def test_the_command_answers_in_json(run, ask, monkeypatch, capsys):
+    ask(asked := question(to="a"))
     assert call_main(monkeypatch, "approvals", "a-run", "--json") == 0
     (facts,) = json.loads(capsys.readouterr().out)["waiting"]
     assert (facts["id"], facts["arguments"], facts["episode"]) == (asked.question_id, {"to": "a"}, "e1/0")
@@ -287,16 +370,16 @@ def test_the_command_answers_in_json(run, monkeypatch, capsys):
     assert approval_queue.answer_to(run, asked) is True
 
 
-def test_the_command_denies(run, monkeypatch, capsys):
-    approval_queue.ask(run, asked := question(to="a"))
+def test_the_command_denies(run, ask, monkeypatch, capsys):
+    ask(asked := question(to="a"))
     assert approval_queue.answer_to(run, asked) is None
     assert call_main(monkeypatch, "approvals", "a-run", "--deny", "0123") == 0
     assert capsys.readouterr().out == 'denied: send {"to": "a"}\n'
     assert approval_queue.answer_to(run, asked) is False
 
 
-def test_the_command_answers_only_what_waits(run, monkeypatch, capsys):
-    approval_queue.ask(run, question("fedcba9876543210", left_s=-1.0))
+def test_the_command_answers_only_what_waits(run, ask, monkeypatch, capsys):
+    ask(question("fedcba9876543210", left_s=-1.0))
     for given in ("fedc", "0123"):
         assert call_main(monkeypatch, "approvals", "a-run", "--grant", given) == 2
         assert "fits 0 of the calls that wait: none" in capsys.readouterr().err

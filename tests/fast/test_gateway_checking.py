@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import call_main
@@ -206,11 +207,37 @@ def test_tools_of_an_environment_that_needs_no_check_are_not_asked_for(monkeypat
 
 
 def test_a_corpus_that_is_not_here_is_named(tmp_path):
-    there = {"kind": "search", "args": {"corpus": str(tmp_path)}}
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.md").write_text("words")
+    there = {"kind": "search", "args": {"corpus": str(tmp_path / "there")}}
     Worlds([config(tools=[there])], "train", 0).open_resources()
     missing = {"kind": "search", "args": {"corpus": str(tmp_path / "none")}}
     Worlds([config(tools=[missing])], "train", 0)  # a driver that does not play need not have it
     assert f"tools: search: args.corpus: {tmp_path / 'none'} is no folder on this host" in refused(tools=[missing])
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "has no documents; they are files of .txt, .md, .jsonl"),
+        ({"a.pdf": "%PDF"}, "has no documents"),
+        ({"a.jsonl": "\n"}, "has no documents"),
+        ({"a.jsonl": '{"title": "no text"}\n'}, "a.jsonl, line 1: it has no `text`"),
+    ],
+)
+def test_a_corpus_without_documents_is_found_before_the_first_reset(tmp_path, files, told):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert told in refused(tools=[{"kind": "search", "args": {"corpus": str(tmp_path)}}])
+
+
+def test_a_document_that_cannot_be_read_is_found_before_the_first_reset(tmp_path, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("words")
+    access = os.access  # this user may be one who may read everything
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "b.txt" and access(path, mode))
+    told = refused(tools=[{"kind": "search", "args": {"corpus": str(tmp_path)}}])
+    assert told.endswith(f"tools: search: args.corpus: {tmp_path}/b.txt cannot be read")
 
 
 def test_a_program_that_is_not_here_is_named(tmp_path):

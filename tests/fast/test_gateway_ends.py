@@ -10,11 +10,13 @@ import pytest
 from gateways import FETCH, GRANTS, LOCAL_GRANTS, MOUNTS, OWN, SEND, Parts, client_of, listening, new_scope
 
 from headrace.actors.gateway import assembly, process
+from headrace.actors.gateway.decisions.approval_queue import questions, reply
 from headrace.actors.gateway.decisions.approvals import Approvals
 from headrace.actors.gateway.home import Home
 from headrace.actors.gateway.judging import Judge
 from headrace.actors.gateway.policy import CallBudgets, Policy
-from headrace.platform.errors import GatewayAway, SafetyBlock
+from headrace.actors.gateway.sessions import ABANDONED_S, ABSENT_S
+from headrace.platform.errors import GatewayAway, InDoubt, NotFound, SafetyBlock
 from headrace.platform.records import ToolCall
 from headrace.platform.records.permissions import Grant
 from headrace.platform.records.status import Capability
@@ -171,6 +173,138 @@ async def test_what_a_client_was_told_is_not_done_is_not_done_later(make):
         await asyncio.wait(set(running._tasks))
         await client.close()
     assert effect.made == 0
+
+
+# --- lost -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [ToolCall("fetch"), WRITE])
+async def test_after_a_restart_what_was_not_begun_is_decided_anew(make, monkeypatch, call):  # P25
+    effect = Effect(FETCH)
+    parts = make(effect.tools)
+    durable, disk, asked = parts.audit.durable, asyncio.get_running_loop().create_future(), asyncio.Event()
+    monkeypatch.setattr(parts.audit, "durable", lambda *args: asked.set() or disk)
+    session, now = parts.session(MOUNTED), time.monotonic()
+    monkeypatch.setattr(parts.pipeline, "_clock", lambda: now)
+    turn = parts.pipeline.begin(session, (call,), "t", now + 1.0)
+    await asked.wait()
+    assert parts.journal.known(session.scope, "t").state == "intent"
+    now += 2.0  # while the disk was busy, whoever asked has given up
+    monkeypatch.setattr(parts.audit, "durable", durable)
+    disk.set_result(None)
+    with pytest.raises(GatewayAway, match="not decided in time"):
+        await turn
+    assert effect.made == 0
+    parts.restart()
+    assert kinds(parts)[-1] == ("result", "deny", "gateway:not_begun")
+    assert parts.journal.known(session.scope, "t").state == "not_begun"
+    again = parts.session(MOUNTED, resumed=True, calls_before=1)
+    with pytest.raises(ValueError, match="other calls"):
+        await parts.pipeline.decide(again, (READ,), "t")
+    (verdict,) = await parts.pipeline.decide(again, (call,), "t")
+    assert (effect.made, verdict.result is None) == ((1, False) if call.name == "fetch" else (0, True))
+    parts.restart()  # and now there is an effect
+    assert parts.journal.known(session.scope, "t").state == ("decided" if call.name == "fetch" else "intent")
+    if call is WRITE:
+        with pytest.raises(InDoubt):
+            await parts.pipeline.decide(parts.session(MOUNTED, resumed=True, calls_before=1), (call,), "t")
+
+
+async def test_what_was_not_begun_may_be_asked_for_again_in_the_same_process(make, monkeypatch):  # P25
+    effect = Effect(FETCH)
+    parts = make(effect.tools)
+    durable, disk, asked = parts.audit.durable, asyncio.get_running_loop().create_future(), asyncio.Event()
+    monkeypatch.setattr(parts.audit, "durable", lambda *args: asked.set() or disk)
+    session, now = parts.session(MOUNTED), time.monotonic()
+    monkeypatch.setattr(parts.pipeline, "_clock", lambda: now)
+    turn = parts.pipeline.begin(session, (ToolCall("fetch"),), "t", now + 1.0)
+    await asked.wait()
+    now += 2.0
+    monkeypatch.setattr(parts.audit, "durable", durable)
+    disk.set_result(None)
+    with pytest.raises(GatewayAway):
+        await turn
+    (verdict,) = await parts.pipeline.decide(session, (ToolCall("fetch"),), "t")
+    assert verdict.result.content == "done" and effect.made == 1
+
+
+async def test_a_session_without_a_connection_is_kept_as_long_as_a_turn_of_it_runs(make):
+    tool = Gate()
+    parts = make({"send": (SEND, tool)})
+    approver = parts.pipeline._judge._approvals = Gate()
+    approver.go.set()
+    now = time.monotonic()
+    async with listening(parts) as running:
+        running.sessions._clock = lambda: now
+        client, other = client_of(parts), client_of(parts)
+        scope = new_scope()
+        session = client.session(scope, ASKING, OWN)
+        deciding = asyncio.ensure_future(session.decide((ToolCall("send"),), "t"))
+        await tool.begun.wait()
+        for each in list(running.connections):  # the client is killed
+            each.abort("killed")
+        deciding.cancel()
+        await client.close()
+        while running.sessions.find(scope).connections:  # noqa: ASYNC110 - the loop tells the connection
+            await asyncio.sleep(0)
+        for _ in range(3):
+            now += ABANDONED_S - 1.0
+            running.sweep()
+        kept = running.sessions.find(scope)
+        assert kept is not None and kept.turns["t"].running is not None
+        tool.go.set()
+        await asyncio.wait({kept.turns["t"].running})
+        again = other.session(scope, ASKING, OWN)  # whoever comes back for it finds what was done
+        (verdict,) = await again.decide((ToolCall("send"),), "t")
+        assert verdict.result.content == "done" and tool.made == 1
+        await other.close()
+        while kept.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        running.sweep()
+        assert running.sessions.find(scope) is kept
+        now += ABANDONED_S + 1.0
+        running.sweep()
+        assert running.sessions.find(scope) is None
+        await asyncio.wait(set(running._tasks))
+        assert parts.performers.ended == [scope]  # nobody closed it, and nothing is held for it
+
+
+async def test_a_question_of_a_caller_that_is_gone_disappears(make):
+    parts = make(Effect(SEND).tools)
+    folder, now = parts.folder / "home" / "approvals", time.monotonic()
+    policy = Policy(grants=GRANTS, mounts=MOUNTS, approvals="queue", approval_s=3600.0)
+    async with listening(parts) as running:
+        running.sessions._clock = lambda: now
+        client, other, scope = client_of(parts), client_of(parts), new_scope()
+        deciding = asyncio.ensure_future(client.session(scope, policy, OWN).decide((ToolCall("send"),), "t"))
+        first = await asked_question(folder)
+        deciding.cancel()
+        await client.close()
+        while (session := running.sessions.find(scope)).connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        now += ABSENT_S - 1.0
+        running.sweep()  # it may come back
+        assert questions(folder, time.time()) == [first]
+        now += 2.0
+        turn = session.turns["t"].running
+        running.sweep()
+        await asyncio.wait({turn})
+        assert list(folder.iterdir()) == [] and session.turns == {}
+        deciding = asyncio.ensure_future(other.session(scope, policy, OWN).decide((ToolCall("send"),), "t"))
+        second = await asked_question(folder)  # it came back after all: the question is another one
+        assert second.question_id != first.question_id
+        with pytest.raises(NotFound):
+            reply(folder, first.question_id, True, time.time())
+        reply(folder, second.question_id, True, time.time())
+        assert (await deciding)[0].result.content == "done"
+        await other.close()
+
+
+async def asked_question(folder):
+    async with asyncio.timeout(10.0):
+        while not (found := questions(folder, time.time())):  # noqa: ASYNC110 - it is a file
+            await asyncio.sleep(0.01)
+    return found[0]
 
 
 async def test_the_rate_is_waited_for_once_a_turn_and_what_it_denies_costs_nothing(make, tmp_path):

@@ -7,7 +7,7 @@ from guard_kit import DENIED, TASK, UNKNOWN, Door, World, found, guarded, says
 from headrace.actors.environments.adapter import finished
 from headrace.actors.gateway.guard import GuardedEnvironment
 from headrace.actors.gateway.policy import Mount, Policy
-from headrace.platform.contracts import Verdict
+from headrace.platform.contracts import CallVerdict
 from headrace.platform.errors import EnvironmentFault, ExternalDivergence, GatewayAway, SafetyBlock
 from headrace.platform.hashing import hash_value
 from headrace.platform.records.message import HashPair, Message, StepResult, ToolSpec
@@ -130,7 +130,7 @@ async def test_what_was_approved_once_is_done_again_in_a_replay_without_asking()
         made._tools = (ToolSpec("get"), ToolSpec("pay", tier=SideEffectTier.IRREVERSIBLE))
         return made
 
-    approved = Verdict(lasting=True, tier=SideEffectTier.IRREVERSIBLE)
+    approved = CallVerdict(lasting=True, tier=SideEffectTier.IRREVERSIBLE)
     session = await guarded(Door({"pay": approved}), world())
     result = await session.step(says("get", "pay"), "e/0/0")
     door, again = Door(), world()
@@ -243,7 +243,7 @@ async def test_two_tools_of_one_name_are_refused():
 async def test_a_gateway_that_answers_for_another_number_of_calls_is_away():
     class Short(Door):
         async def decide(self, calls, key):
-            return [Verdict()]
+            return [CallVerdict()]
 
     with pytest.raises(GatewayAway):
         await (await guarded(Short())).step(says("get", "get"), "e/0/0")

@@ -8,12 +8,17 @@ import ssl
 from contextlib import asynccontextmanager
 
 import pytest
+from gateways import GRANTS, Parts
+from msgspec.structs import replace
 from sites import OTHER, PUBLIC, Site, answered, redirected, world
 
+from headrace.actors.gateway.audit.verify import verify
 from headrace.actors.gateway.decisions.asked import Asked, EpisodeState
-from headrace.actors.gateway.perform.performers import Performers, Refused, ToolFailed
+from headrace.actors.gateway.perform.performers import Performers, Refused, Stopped, ToolFailed
+from headrace.actors.gateway.performing import Performing
 from headrace.actors.gateway.policy import Mount, Policy
-from headrace.platform.errors import ConfigError, InfrastructureFault
+from headrace.actors.gateway.sessions import Learned, Session, merged
+from headrace.platform.errors import ConfigError, InfrastructureFault, SafetyBlock
 from headrace.platform.records import ToolCall
 from headrace.platform.records.permissions import Grant
 from headrace.platform.records.status import Capability, SideEffectTier
@@ -112,8 +117,9 @@ async def test_a_body_is_sent_and_a_lost_answer_leaves_doubt():  # P25
 )
 async def test_headers_that_say_who_asks_are_not_the_models_to_write(name):
     async with web({}) as tool:
-        with pytest.raises(ToolFailed, match="header"):
+        with pytest.raises(Refused, match="header") as refused:
             await tool.call(url="http://a.example.org/x", headers={name: "v"})
+        assert refused.value.denial.rule == "rules:header" and not refused.value.denial.invalid
         assert tool.connector.dialled == []
 
 
@@ -145,14 +151,115 @@ async def test_each_redirect_is_decided_anew():
         said = await tool.call(url="http://a.example.org/near", headers={"X-Own": "1"})
         assert said.content.endswith("here") and "url: http://b.example.org/end" in said.content
         assert "x-own" not in sites[(OTHER, 80)].heads[0].lower()
-        for path, why in (("away", "evil.test may not"), ("inside", "127.0.0.1 may not"), ("odd", "only http")):
-            with pytest.raises(ToolFailed, match=f"redirects to .*{why}"):
+        for path, why, rule in (
+            ("away", "evil.test may not", "rules:domain"),
+            ("inside", "127.0.0.1 may not", "rules:address"),
+            ("odd", "only http", "rules:domain"),
+            ("trick", "user name", "rules:domain"),
+        ):
+            with pytest.raises(Stopped, match=f"redirects to .*{why}") as stopped:
                 await tool.call(url=f"http://a.example.org/{path}")
-        with pytest.raises(ToolFailed, match="user name"):
-            await tool.call(url="http://a.example.org/trick")
+            assert stopped.value.denial.rule == rule
         with pytest.raises(ToolFailed, match="more than 5 redirects"):
             await tool.call(url="http://a.example.org/loop")
         assert set(tool.connector.dialled) == {(PUBLIC, 80), (OTHER, 80)}
+
+
+async def test_what_a_rule_stops_is_counted_and_in_the_audit(tmp_path):
+    """Of a POST that is redirected: what it did stays, and the model is told with the text's own source."""
+    sites = {
+        (PUBLIC, 80): Site(
+            {
+                "/away": redirected("http://evil.test/?q=tok-123", "307 Temporary Redirect"),
+                "/dns": redirected("http://b.example.org/", "307 Temporary Redirect"),
+            }
+        )
+    }
+    names = {"a.example.org": [[PUBLIC]], "b.example.org": [["10.0.0.1"]]}
+    args = {"methods": ALL, "headers": {"127.0.0.1": {"X-Key": "${env:TOKEN}"}}}
+    parts = Parts(tmp_path)
+    async with web(sites, args, names, env={"TOKEN": "tok-123"}) as tool:
+        parts.pipeline._performing = Performing(tool.performers, 5.0)
+        policy = replace(tool.state.policy, grants=GRANTS, taint=())
+        learned = Learned(policy, merged((), tool.state.specs), frozenset(tool.state.specs))
+        session = Session("run/0/0#a", learned, GRANTS, (), "test")
+        session.state(0.0).seen.append(("", "tool:page"))  # what was shown is forgotten: all may derive from it
+        told = []
+        for turn, given in enumerate(
+            (
+                {"url": "http://a.example.org/away", "method": "POST", "body": "the body"},
+                {"url": "http://a.example.org/dns", "method": "POST"},
+                {"url": "http://b.example.org/", "method": "POST"},
+                {"url": "http://a.example.org/away", "method": "POST", "headers": {"Host": "evil.test"}},
+            )
+        ):
+            (verdict,) = await parts.pipeline.decide(session, (ToolCall("http", given),), f"t{turn}")
+            told.append((verdict.result.rule, verdict.result.decision, verdict.result.trusted))
+            assert verdict.result.content.startswith("blocked: ") and not verdict.result.ok
+            assert "tok-123" not in verdict.result.content
+        assert told == [
+            ("rules:domain", "allow", False),
+            ("rules:address", "allow", False),
+            ("rules:address", "deny", True),
+            ("rules:header", "deny", True),
+        ]
+        assert sites[(PUBLIC, 80)].bodies == [b"the body", b""] and set(tool.connector.dialled) == {(PUBLIC, 80)}
+        safety = (await parts.pipeline.close(session)).safety
+    parts.close()
+    assert safety.blocked == {"rules:domain": 1, "rules:address": 2, "rules:header": 1}
+    assert (safety.violations, safety.exfiltration) == (4, 4)
+    ended = [(entry["decision"], entry["rule"]) for entry in parts.entries() if entry["kind"] == "result"]
+    assert ended == [
+        ("stopped", "rules:domain"),
+        ("stopped", "rules:address"),
+        ("deny", "rules:address"),
+        ("deny", "rules:header"),
+    ]
+    denied = verify(tmp_path / "audit", {}).chains[0].denied
+    assert denied == {"rules:domain": 1, "rules:address": 2, "rules:header": 1}
+
+
+async def test_a_stopped_call_ends_an_episode_that_may_not_be_blocked(tmp_path):
+    sites = {(PUBLIC, 80): Site({"/away": redirected("http://evil.test/")})}
+    parts = Parts(tmp_path)
+    async with web(sites) as tool:
+        parts.pipeline._performing = Performing(tool.performers, 5.0)
+        policy = replace(tool.state.policy, grants=GRANTS, on_block="end")
+        learned = Learned(policy, merged((), tool.state.specs), frozenset(tool.state.specs))
+        session = Session("run/0/0#a", learned, GRANTS, (), "test")
+        with pytest.raises(SafetyBlock, match="rules:domain"):
+            await parts.pipeline.decide(session, (ToolCall("http_get", {"url": "http://a.example.org/away"}),), "t")
+        await parts.pipeline.close(session)
+    parts.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_an_address_of_ipv6_needs_a_rule_that_names_it(tmp_path, scheme):
+    context, client = certificates(tmp_path)
+    port = {"http": 80, "https": 443}[scheme]
+    site = Site({"/x": answered(b"here"), "/on": redirected("/x"), "/in": redirected(f"{scheme}://[::2]/")})
+    sites = {("::1", port): site, ("::1", 8080): site, ("::ffff:127.0.0.1", port): site}
+    tls = context if scheme == "https" else None
+    async with web(sites, addresses=("::1/128",), tls=tls) as tool:
+        tool.tool.tls = client
+        for url in ("[::1]/x", "[0:0:0:0:0:0:0:1]/x", "[::0001]:8080/x", "[::1]/on"):
+            if "8080" in url and scheme == "https":
+                continue
+            assert (await tool.call(url=f"{scheme}://{url}")).content.endswith("here")
+        if scheme == "http":  # written anew by the proxy
+            hosts = {line for head in site.heads for line in head.splitlines() if line.startswith("host:")}
+            assert hosts == {"host: [::1]", "host: [::1]:8080"}
+        for url in ("[::2]/x", "[fe80::1%25lo]/x", "[::1%25lo]/x", "[::ffff:127.0.0.1]/x", "[::127.0.0.1]/x", "[::g]/"):
+            with pytest.raises(Refused) as refused:
+                await tool.call(url=f"{scheme}://{url}")
+            assert refused.value.denial.rule in ("rules:address", "rules:domain")
+        with pytest.raises(Stopped, match="::2 may not"):
+            await tool.call(url=f"{scheme}://[::1]/in")
+        assert {address for address, _ in tool.connector.dialled} == {"::1"}
+    async with web(sites, tls=tls) as tool:
+        with pytest.raises(Refused, match="::1 may not") as refused:
+            await tool.call(url=f"{scheme}://[::1]/x")
+        assert refused.value.denial.rule == "rules:address" and tool.connector.dialled == []
 
 
 async def test_a_redirect_of_a_post_becomes_a_get_or_keeps_its_body():
@@ -193,11 +300,12 @@ async def test_a_grant_narrows_hosts_and_time():
     late = Grant(Capability.NETWORK, expires_s=0.001)
     async with web({(PUBLIC, 80): site}, grants=(narrow, late)) as tool:
         assert (await tool.call(grant=narrow, url="http://a.example.org/x")).ok
-        with pytest.raises(ToolFailed, match=r"only a\.example\.org may"):
+        with pytest.raises(Stopped, match=r"only a\.example\.org may"):
             await tool.call(grant=narrow, url="http://a.example.org/b")
         tool.state.began_s -= 1.0
-        with pytest.raises(ToolFailed, match="no episode has this credential"):
+        with pytest.raises(Refused, match="has expired") as refused:
             await tool.call(grant=late, url="http://a.example.org/x")
+        assert refused.value.denial.rule == "capability:expired"
 
 
 async def test_the_credential_ends_with_the_episode():
@@ -231,8 +339,9 @@ async def test_secrets_go_to_their_host_encrypted_and_come_back_as_nothing(tmp_p
         assert "tok-123" not in b.heads[0]
         await tool.call(url="http://a.example.org/x")
         assert "tok-123" not in plain.heads[0] and "authorization" not in plain.heads[0].lower()
-        with pytest.raises(ToolFailed, match="without encryption"):
+        with pytest.raises(Stopped, match="without encryption") as stopped:
             await tool.call(url="https://a.example.org/p")
+        assert stopped.value.denial.rule == "rules:redirect"
         with pytest.raises(ToolFailed, match="no connection"):  # its certificate is for other names
             tool.tool.tls = ssl.create_default_context()
             await tool.call(url="https://a.example.org/x")
@@ -303,9 +412,8 @@ def certificates(folder, *names):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.UTC)
-    san = x509.SubjectAlternativeName(
-        [*[x509.DNSName(each) for each in names], x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    )
+    addresses = [x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", "::1")]
+    san = x509.SubjectAlternativeName([*[x509.DNSName(each) for each in names], *addresses])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.actors.gateway.journal import UNCLAIMED_S, Journal, Known
-from headrace.platform.contracts import ToolResult, Verdict
+from headrace.platform.contracts import CallVerdict, ToolResult
 from headrace.platform.records.status import SideEffectTier
 
 LONG_S = 60.0
 SCOPE, KEY, CALLS = "run.t0.0.0/main#6a", "run.t0.0.0/main/0", b"calls"
-WRITES = (Verdict(tier=SideEffectTier.WRITE, taint=("tool:http https://example.org",)),)
+WRITES = (CallVerdict(tier=SideEffectTier.WRITE, taint=("tool:http https://example.org",)),)
 DONE = (ToolResult("written", source="tool:files"),)
 
 
-def performed(text: str) -> tuple[Verdict, ...]:
+def performed(text: str) -> tuple[CallVerdict, ...]:
     """The verdict on a call that the gateway performed."""
-    return (Verdict(ToolResult(text), SideEffectTier.WRITE, lasting=True),)
+    return (CallVerdict(ToolResult(text), SideEffectTier.WRITE, lasting=True),)
 
 
 async def opened(home: Path, **changes: object) -> Journal:
@@ -107,19 +107,19 @@ class TestAfterACrash:
 
     async def test_reads_run_again_on_the_same_calls_only(self, tmp_path):
         journal = await opened(tmp_path / "home")
-        journal.decided(SCOPE, KEY, CALLS, (Verdict(),), effects=False)
+        journal.decided(SCOPE, KEY, CALLS, (CallVerdict(),), effects=False)
         journal.settled(SCOPE, KEY, DONE)
         after = await self.crashed(journal, tmp_path / "home")
         assert after.known(SCOPE, KEY) == Known(CALLS, "decided", again=True)
         with pytest.raises(ValueError, match="other calls"):
-            after.decided(SCOPE, KEY, b"others", (Verdict(),), effects=False)
-        after.decided(SCOPE, KEY, CALLS, (Verdict(),), effects=False)
-        assert after.known(SCOPE, KEY) == Known(CALLS, "decided", (Verdict(),))
+            after.decided(SCOPE, KEY, b"others", (CallVerdict(),), effects=False)
+        after.decided(SCOPE, KEY, CALLS, (CallVerdict(),), effects=False)
+        assert after.known(SCOPE, KEY) == Known(CALLS, "decided", (CallVerdict(),))
         after.close()
 
     async def test_results_of_reads_are_not_on_disk(self, tmp_path):
         journal = await opened(tmp_path)
-        journal.decided(SCOPE, KEY, CALLS, (Verdict(ToolResult("pagetext")),), effects=False)
+        journal.decided(SCOPE, KEY, CALLS, (CallVerdict(ToolResult("pagetext")),), effects=False)
         journal.settled(SCOPE, KEY, (ToolResult("filetext"),))
         await journal.durable()
         (file,) = files(tmp_path)
@@ -193,7 +193,7 @@ class TestBounds:
     async def test_contents_beyond_the_memory_are_read_from_disk_or_run_again(self, tmp_path):
         journal = await opened(tmp_path, memory_bytes=100)
         journal.decided(SCOPE, "write", CALLS, performed("w" * 60), effects=True)
-        journal.decided(SCOPE, "read", CALLS, (Verdict(ToolResult("r" * 60)),), effects=False)
+        journal.decided(SCOPE, "read", CALLS, (CallVerdict(ToolResult("r" * 60)),), effects=False)
         await journal.durable()  # what is not on disk is not let go
         journal.decided(SCOPE, "last", CALLS, performed("l" * 90), effects=True)
         assert journal.known(SCOPE, "write") == Known(CALLS, "decided", performed("w" * 60))

@@ -89,3 +89,35 @@ async def test_closing_twice_and_ending_strangers_is_nothing(performers, folders
     await performers.end("a stranger")
     await performers.close()
     await performers.close()
+
+
+async def test_what_no_episode_uses_is_let_go_but_the_last_ones(performers, tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.actors.gateway.perform.performers._MOST_UNUSED", 2)
+    mounts = []
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "a.txt").write_text("words")
+        mounts.append(Mount("search", "", None, {"corpus": str(tmp_path / str(number))}))
+    made = await performers.mount((mounts[0],))
+    first, state = made["search"][0], episode(Policy(mounts=(mounts[0],)), {n: spec for n, (_, spec) in made.items()})
+    await call(performers, state, "search", query="words")
+    closed = []
+    monkeypatch.setattr(type(first), "close", lambda self: _noted(closed, self))
+    for mount in mounts[1:]:
+        await performers.mount((mount,))
+    assert len(closed) == 2 and first not in closed and len(performers._made) == 3
+    assert "a.txt" in await call(performers, state, "search", query="words")
+    await performers.end(state.scope)
+    for mount in mounts[1:4]:
+        policy = Policy(mounts=(mount,))
+        later = EpisodeState(f"{policy.digest}#1", policy, state.specs, state.mounted, (), 0.0)
+        await call(performers, later, "search", query="words")
+        await performers.end(later.scope)
+    assert first in closed and len(performers._uses) == 2  # its policy was used longest ago
+    assert "a.txt" in await call(performers, state, "search", query="words")  # made anew
+    assert (await performers.mount((mounts[0],)))["search"][0] is not first
+    await performers.end(state.scope)
+
+
+async def _noted(closed, performer):
+    closed.append(performer)

@@ -349,6 +349,9 @@ def test_an_address_in_the_networks_of_the_policy_may_be_named_however_it_is_wri
     for host in ("127.0.0.1", "0x7f.1", "[::ffff:127.0.0.1]"):
         assert rule(FETCH, {"url": f"http://{host}:8000/"}, addresses=("127.0.0.1/32",)) is None
     assert rule(FETCH, {"url": "http://127.0.0.2/"}, addresses=("127.0.0.1/32",)) == "rules:address"
+    assert rule(FETCH, {"url": "http://[0::1]/"}, addresses=("::1/128",)) is None
+    for zone in ("[::1%25lo]", "[::1%lo]", "[fe80::1%251]"):
+        assert rule(FETCH, {"url": f"http://{zone}/"}, addresses=("::/0",)) == "rules:domain"
 
 
 def test_without_domains_no_host_may_be_named():

@@ -32,6 +32,7 @@ STEPS = {
     "deploy/environment_check/checking.py": "the conformance suite, on its author's machine",
     "deploy/environment_check/scripts.py": "the conformance suite, on its author's machine",
     # steps of other things
+    "serving/vllm_loader.py": "a change of weights",
     "deploy/runtime_inprocess.py": "the learner's",
     "deploy/train.py": "the learner's",
     "trainer/learner_actor.py": "the learner's",

@@ -17,7 +17,7 @@ from headrace.actors.gateway.policy import Policy
 from headrace.actors.gateway.shown import denied
 from headrace.actors.rendering import load_renderer
 from headrace.platform.config.load import load_recipe
-from headrace.platform.contracts import Audited, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolResult
 from headrace.platform.errors import ConfigError
 from headrace.platform.records import Message, Role, SamplingParams, Task, ToolCall
 from headrace.platform.records.permissions import Safety
@@ -237,7 +237,7 @@ class Gateway:
         denials = [
             capability.check(Asked(call, self.state.specs[call.name], key, here=False), self.state) for call in calls
         ]
-        return [Verdict(denied(denial)) if denial else Verdict() for denial in denials]
+        return [CallVerdict(denied(denial)) if denial else CallVerdict() for denial in denials]
 
     async def settle(self, outputs, key):
         return [ToolResult(output.content, source="tool:get") for output in outputs]

@@ -177,7 +177,7 @@ class _Reading:
             self._broken("unreadable", self._number, f"line {position + 1} is no entry: {error}")
             return
         self._kinds[entry.kind] += 1
-        if entry.decision == "deny":
+        if entry.decision in ("deny", "stopped"):
             self._denied[entry.rule] += 1
         self._number = entry.number
         if entry.number == before:

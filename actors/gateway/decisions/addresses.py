@@ -84,6 +84,8 @@ def read_host(host: str) -> tuple[str, str]:
     """
     if host.startswith("[") or ":" in host:
         try:
+            if "%" in host:  # a zone: some programs would read `%25` in it, and whose it is depends on the host
+                raise ValueError(host)
             return "", str(ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]")))
         except ValueError:
             raise ValueError(f"{host:.80} is no network address") from None

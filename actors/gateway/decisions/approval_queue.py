@@ -2,21 +2,24 @@
 
 ::
 
-    HOME/approvals/ID.json      0600: the call, written by the gateway, gone once it is decided
+    HOME/approvals/ID.json      0600: the call, written by the gateway, locked while it waits, gone once it is decided
     HOME/approvals/ID.answer    0600: yes or no to exactly that call
 
 An answer names the question's id, the session's scope, the call's key, and the hash of tool and arguments as they were
 shown. Whoever asked compares all of them with what it holds in memory, and an id is never used again: an answer to
-another call, copied or kept, is a no.
+another call, copied or kept, is a no. A question without the lock is what a process that is gone has left: it is not
+shown, and cannot be answered.
 """
 
+import fcntl
 import getpass
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -56,15 +59,38 @@ class Answer(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-def ask(folder: Path, question: Question) -> None:
-    """Write a question down. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(folder / f"{question.question_id}.json", question)
+class Asking:
+    """A question that somebody waits on, from `write` to `end`, which may be called while another thread writes."""
+
+    def __init__(self, folder: Path, question: Question) -> None:
+        self._folder, self._question = folder, question
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._is_over = False
+
+    def write(self) -> None:
+        """Write it down, unless it is over already. Raises OSError."""
+        with self._lock:
+            if not self._is_over:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._file = _write(self._folder / f"{self._question.question_id}.json", self._question)
+
+    def answer(self) -> bool | None:
+        """See `answer_to`."""
+        return answer_to(self._folder, self._question)
+
+    def end(self) -> None:
+        """It is decided, or nobody waits any more; nothing of it stays. Safe to call twice."""
+        with self._lock:
+            self._is_over = True
+            withdraw(self._folder, (self._question.question_id,))
+            if self._file is not None:
+                self._file.close()
 
 
 def questions(folder: Path, now_s: float) -> list[Question]:
-    """Those that can still be answered, the oldest first."""
-    found = (_read(path, Question) for path in folder.glob("*.json"))
+    """Those that somebody waits on and that can still be answered, the oldest first."""
+    found = [_read(path, Question) for path in folder.glob("*.json") if _is_waited_on(path)]
     open_ones = [each for each in found if each is not None and each.deadline_s > now_s]
     return sorted(open_ones, key=lambda each: each.asked_at_s)
 
@@ -73,7 +99,7 @@ def reply(folder: Path, prefix: str, granted: bool, now_s: float) -> Question:
     """Answer the question whose id begins with `prefix`; which one that was.
 
     Raises:
-        NotFound: there is none, or several.
+        NotFound: there is none, or several, or it was over before it was answered.
     """
     waiting = questions(folder, now_s)
     fitting = [each for each in waiting if prefix and each.question_id.startswith(prefix)]
@@ -84,7 +110,11 @@ def reply(folder: Path, prefix: str, granted: bool, now_s: float) -> Question:
     said = Answer(
         question.question_id, question.scope, question.key, question.arguments_hash, granted, getpass.getuser()
     )
-    _write(folder / f"{question.question_id}.answer", said)
+    answer = folder / f"{question.question_id}.answer"
+    _write(answer, said).close()
+    if answer.exists() and not (folder / f"{question.question_id}.json").exists():
+        answer.unlink(missing_ok=True)
+        raise NotFound(f"the call {question.question_id} does not wait any more")
     return question
 
 
@@ -100,7 +130,7 @@ def answer_to(folder: Path, question: Question) -> bool | None:
 def withdraw(folder: Path, question_ids: Sequence[str]) -> None:
     """These questions are decided; nothing of them stays."""
     for question_id in question_ids:
-        for suffix in (".json", ".answer"):
+        for suffix in (".answer", ".json"):  # in this order: an answer without a question has come too late
             (folder / f"{question_id}{suffix}").unlink(missing_ok=True)
 
 
@@ -120,15 +150,37 @@ def _answer(question: Question, granted: bool, by: str = "") -> Answer:
     )
 
 
-def _write(path: Path, record: Question | Answer) -> None:
+def _write(path: Path, record: Question | Answer) -> BinaryIO:
+    """The file, locked as long as it is open."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    opened = os.fdopen(file, "wb", buffering=0)
     try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(msgspec.json.encode(record))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        left = memoryview(msgspec.json.encode(record))
+        while left:
+            left = left[opened.write(left) :]
         beside.replace(path)
+    except BaseException:
+        opened.close()
+        raise
     finally:
         beside.unlink(missing_ok=True)
+    return opened
+
+
+def _is_waited_on(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

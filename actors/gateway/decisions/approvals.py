@@ -83,15 +83,15 @@ class Approvals:
         if not self._is_clean:  # of a process that is gone, whose questions nobody waits for
             self._is_clean = True
             await asyncio.to_thread(self._clean)
+        asking = approval_queue.Asking(self._folder, question)
         try:
-            await asyncio.to_thread(approval_queue.ask, self._folder, question)
+            await asyncio.to_thread(asking.write)
             granted = None
             while granted is None:
                 await asyncio.sleep(_LOOK_EVERY_S)
-                granted = await asyncio.to_thread(approval_queue.answer_to, self._folder, question)
+                granted = await asyncio.to_thread(asking.answer)
         finally:
-            # Not in a thread: it has to be done even when whoever waits is cancelled.
-            approval_queue.withdraw(self._folder, (question.question_id,))
+            asking.end()  # not in a thread: it has to be done even when whoever waits is cancelled
         return None if granted else _NO
 
     def _clean(self) -> None:

@@ -5,6 +5,7 @@ Documents are `.txt` and `.md` files, whose ids are their paths, and the lines o
 The same folder gives the same results in the same order. Links that lead out of the folder are passed over.
 """
 
+import os
 import re
 import sqlite3
 import threading
@@ -106,18 +107,40 @@ class Corpus:
                 raise ValueError(f"two documents of {folder} have the id {document[0]!r}") from None
             count += 1
         if not count:
-            raise ValueError(f"{folder} has no documents; they are files of {', '.join(_SUFFIXES)}")
+            raise _none(folder)
         database.execute("INSERT INTO found(found) VALUES ('rebuild')")
         database.commit()
 
 
-def _documents(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Id, title and text of each, in the order of their paths."""
+def check_corpus(folder: Path) -> None:
+    """Refuse a folder that cannot become a `Corpus`, as far as file names, permissions and its first document show.
+
+    Raises:
+        OSError: a file of it cannot be read.
+        ValueError: it has no documents, or the first is none.
+    """
+    for _, path in _files(folder):
+        if not os.access(path, os.R_OK):
+            raise PermissionError(f"{path} cannot be read")
+    if next(_documents(folder), None) is None:
+        raise _none(folder)
+
+
+def _none(folder: Path) -> ValueError:
+    return ValueError(f"{folder} has no documents; they are files of {', '.join(_SUFFIXES)}")
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of each file with documents, in the order of their paths."""
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
-        if path.suffix not in _SUFFIXES or not path.is_file() or not path.resolve().is_relative_to(root):
-            continue
-        name = path.relative_to(folder).as_posix()
+        if path.suffix in _SUFFIXES and path.is_file() and path.resolve().is_relative_to(root):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _documents(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Id, title and text of each, in the order of `_files`."""
+    for name, path in _files(folder):
         if path.suffix == ".jsonl":
             yield from _lines(path, name)
         else:

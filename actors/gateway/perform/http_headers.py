@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 
 from headrace.actors.gateway.decisions.addresses import Place, domain_fits, read_host
-from headrace.actors.gateway.perform.performer import ToolFailed
+from headrace.actors.gateway.decisions.asked import Denial
+from headrace.actors.gateway.perform.performer import Refused
 from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.errors import ConfigError
 
@@ -67,21 +68,25 @@ def model_headers(given: Mapping[str, str]) -> dict[str, str]:
     """The headers that the model asked for, in lower case.
 
     Raises:
-        ToolFailed: one is not its to set, or is no header.
+        Refused: one is not its to set, or is no header (`rules:header`).
     """
     if len(given) > _MOST:
-        raise ToolFailed(f"a request has at most {_MOST} headers")
+        raise _refused(f"a request has at most {_MOST} headers")
     found: dict[str, str] = {}
     for name, value in given.items():
         plain = name.lower()
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise ToolFailed(f"{name[:64]!r} is no header with a plain value")
+            raise _refused(f"{name[:64]!r} is no header with a plain value")
         if plain in _REFUSED or plain.startswith(_REFUSED_PREFIXES):
-            raise ToolFailed(f"the header {name} cannot be set")
+            raise _refused(f"the header {name} cannot be set")
         if plain in found:
-            raise ToolFailed(f"the header {name} is there twice")
+            raise _refused(f"the header {name} is there twice")
         found[plain] = value
     return found
+
+
+def _refused(told: str) -> Refused:
+    return Refused(Denial("rules:header", told))
 
 
 def _address(pattern: str) -> str:

@@ -22,7 +22,7 @@ from headrace.actors.gateway.decisions.asked import Asked, Denial, EpisodeState
 from headrace.actors.gateway.decisions.tier import tier_of
 from headrace.actors.gateway.perform.http_body import read_bounded, text_of
 from headrace.actors.gateway.perform.http_headers import HostHeaders, model_headers
-from headrace.actors.gateway.perform.performer import Refused, ToolFailed, read_args
+from headrace.actors.gateway.perform.performer import Refused, Stopped, ToolFailed, read_args
 from headrace.actors.gateway.perform.permits import Permit
 from headrace.actors.gateway.perform.proxy import EgressProxy
 from headrace.actors.gateway.policy import Mount
@@ -131,7 +131,10 @@ class HttpTool:
             headers |= self._headers.of(place, place.scheme == "https" or _is_loopback(place))
             request = client.build_request(method, url, headers=headers, content=body or None)
             if place_of(str(request.url)) != place:
-                raise ToolFailed("that URL can be read in two ways")
+                raise _no("rules:domain", "that URL can be read in two ways", before)
+            if ":" in place.address and place.scheme == "http":  # the library leaves the brackets out
+                origin = f"http://[{place.address}]:{place.port}".encode()
+                request.extensions["target"] = origin + request.url.raw_path
             try:
                 response = await client.send(request, stream=True)
             except httpx2.ProxyError as error:
@@ -203,25 +206,30 @@ def _spec(name: str, told: str, methods: tuple[str, ...], more: dict[str, Any], 
 
 
 def _decided(url: str, permit: Permit, before: Place | None = None) -> Place:
-    """Where a hop leads. Raises ToolFailed where it may not."""
-    came = "" if before is None else f"blocked: {before.shown} redirects to {url[:200]!r}: "
+    """Where a hop leads. Raises Refused or Stopped where it may not."""
+    came = "" if before is None else f"{before.shown} redirects to {url[:200]!r}: "
     try:
         place = place_of(url)
     except ValueError as error:
-        raise ToolFailed(f"{came}{error}") from None
+        raise _no("rules:domain", f"{came}{error}", before) from None
     if told := permit.problem(place):
-        raise ToolFailed(f"{came}{told}")
+        raise _no("rules:address" if place.address else "rules:domain", f"{came}{told}", before)
     if before is not None and before.scheme == "https" and place.scheme != "https":
-        raise ToolFailed(f"{came}that is without encryption")
+        raise _no("rules:redirect", f"{came}that is without encryption", before)
     return place
 
 
 def _refused(told: str, before: Place | None) -> ToolFailed:
-    """What the proxy said, "STATUS REASON". A first hop that may not be has had no effect at all."""
+    """What the proxy said, "STATUS REASON"."""
     status, _, reason = told.partition(" ")
-    if status != "403":
-        return ToolFailed(reason)
-    return Refused(Denial("rules:address", reason)) if before is None else ToolFailed(f"blocked: {reason}")
+    if status == "407":
+        return _no("capability:expired", "what let the call reach out has expired", before)
+    return _no("rules:address", reason, before) if status == "403" else ToolFailed(reason)
+
+
+def _no(rule: str, told: str, before: Place | None) -> Refused | Stopped:
+    """A hop that may not be. The first one has had no effect at all; a later one ends a call that was begun."""
+    return (Refused if before is None else Stopped)(Denial(rule, told))
 
 
 def _user(asked: Asked, state: EpisodeState) -> str:

@@ -1,7 +1,8 @@
 """What performs the calls of one mount, and what it says when it cannot.
 
 An error of a tool is an answer to the model: `ToolFailed`. A call that must not be made, for a reason that shows only
-now, is `Refused`. Whatever else is raised means that it is not known whether the call happened.
+now, is `Refused`; one that was begun and must not go on is `Stopped`. Whatever else is raised means that nobody knows
+whether the call happened.
 """
 
 from difflib import get_close_matches
@@ -30,6 +31,14 @@ class Refused(ToolFailed):
         self.denial = denial
 
 
+class Stopped(ToolFailed):
+    """The call was begun, and may not go on. `denial` says by which rule; what it did so far stays."""
+
+    def __init__(self, denial: Denial) -> None:
+        super().__init__(denial.told)
+        self.denial = denial
+
+
 class Performer(Protocol):
     """Performs the tools of one mount, for all episodes that have it.
 
@@ -42,7 +51,7 @@ class Performer(Protocol):
         """Make an allowed call. The caller sets a deadline, and cancels.
 
         Raises:
-            ToolFailed: it failed, and it is known how; the message is for the model.
+            ToolFailed: it failed, and it is known how; the message is for the model. Refused and Stopped: by a rule.
             InfrastructureFault: what the tool stands on is gone.
         """
 

@@ -279,7 +279,9 @@ def _target(request: h11.Request) -> Place:
             host, colon, port = target.rpartition(":")
             if not (host and colon and port.isascii() and port.isdigit()) or any(sign in host for sign in "/?#@"):
                 raise ValueError("CONNECT needs HOST:PORT")
-            return place_of(f"https://{target}/")
+            if ":" in host and not host.startswith("["):  # our client leaves the brackets out; the port is always there
+                host = f"[{host}]"
+            return place_of(f"https://{host}:{port}/")
         if not target.startswith("http://"):
             raise ValueError("only http:// URLs and tunnels go through this proxy")
         return place_of(target)

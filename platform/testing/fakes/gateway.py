@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from headrace.platform.contracts import Audited, ToolOutput, ToolResult, Verdict
+from headrace.platform.contracts import Audited, CallVerdict, ToolOutput, ToolResult
 from headrace.platform.errors import GatewayAway, SafetyBlock
 from headrace.platform.records.message import ToolCall, ToolSpec
 from headrace.platform.records.permissions import Grant, Safety
@@ -75,7 +75,7 @@ class MemorySession:
     ) -> None:
         self._tools, self._handlers, self._denied = {tool.name: tool for tool in tools}, dict(handlers), dict(denied)
         self._blocks = blocks
-        self._turns: dict[str, tuple[tuple[ToolCall, ...], list[Verdict]]] = {}
+        self._turns: dict[str, tuple[tuple[ToolCall, ...], list[CallVerdict]]] = {}
         self._blocked: dict[str, int] = {}
         self._calls = 0
         self._audited: Audited | None = None
@@ -84,7 +84,7 @@ class MemorySession:
         self.settled: list[tuple[str, tuple[ToolOutput, ...]]] = []
         self.replayed: list[tuple[ToolCall, ...]] = []
 
-    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[Verdict]:
+    async def decide(self, calls: Sequence[ToolCall], key: str) -> Sequence[CallVerdict]:
         """See `ToolSession.decide`."""
         self._answer()
         if key in self._turns:
@@ -130,17 +130,17 @@ class MemorySession:
         if self.away:
             raise GatewayAway("the gateway in memory is away")
 
-    async def _verdict(self, call: ToolCall) -> Verdict:
+    async def _verdict(self, call: ToolCall) -> CallVerdict:
         if rule := self._denied.get(call.name):
             self._blocked[rule] = self._blocked.get(rule, 0) + 1
-            return Verdict(ToolResult(f"blocked: {call.name}", "deny", False, "gateway", True, rule))
+            return CallVerdict(ToolResult(f"blocked: {call.name}", "deny", False, "gateway", True, rule))
         if handler := self._handlers.get(call.name):
             content = await handler(call.arguments)
-            return Verdict(ToolResult(content, "allow", source=f"tool:{call.name}"), lasting=True)
+            return CallVerdict(ToolResult(content, "allow", source=f"tool:{call.name}"), lasting=True)
         if (spec := self._tools.get(call.name)) is not None:
-            return Verdict(tier=spec.tier)
+            return CallVerdict(tier=spec.tier)
         told = f"error: there is no tool {call.name!r}"
-        return Verdict(ToolResult(told, "deny", False, "gateway", True, "schema:unknown_tool", True))
+        return CallVerdict(ToolResult(told, "deny", False, "gateway", True, "schema:unknown_tool", True))
 
 
 class MemoryDoor:

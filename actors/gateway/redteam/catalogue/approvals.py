@@ -111,10 +111,7 @@ def _link(folder: Path, question: Question, answer: bytes) -> None:
 def _shown_otherwise(folder: Path, question: Question, answer: bytes) -> None:
     """The person is shown the honest call, and says yes to it."""
     shown = msgspec.structs.replace(question, arguments=_HONEST.arguments)
-    beside = folder / ".forged"
-    beside.write_bytes(msgspec.json.encode(shown))
-    beside.chmod(0o600)
-    beside.replace(folder / f"{question.question_id}.json")
+    (folder / f"{question.question_id}.json").write_bytes(msgspec.json.encode(shown))  # in place: it stays locked
     reply(folder, question.question_id, True, time.time())
 
 

@@ -67,7 +67,7 @@ def _sent(text: str) -> Callable[[Scene], str]:
 
 def _header(name: str, headers: dict[str, str], about: str, sent: str) -> Attack:
     planted = call("http", url="http://docs.example/", method="POST", headers=headers, body="0\r\n\r\nGET /x HTTP/1.1")
-    return _attack(f"header-{name}", about, planted, _sent(sent), policy=_WEB, control=None, stopped_by="http:headers")
+    return _attack(f"header-{name}", about, planted, _sent(sent), policy=_WEB, control=None)
 
 
 def _query(name: str, about: str, sql: object, control: Policy | Bare = USUAL) -> Attack:

@@ -61,7 +61,6 @@ def _attack(
         policy=policy,
         effect=effect,
         control=control,
-        stopped_by="http:redirect",
         sites=sites,
     )
 
