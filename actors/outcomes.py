@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.quarantine import QuarantinedTask
+from headrace.platform.errors import SandboxDied
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.permissions import UNSAID, Safety
 from headrace.platform.records.status import FaultOwner
@@ -14,16 +15,18 @@ from headrace.platform.records.status import FaultOwner
 class EnvironmentCounts(msgspec.Struct, kw_only=True):
     """How the training episodes of one environment went, since the start.
 
-    `scored` episodes have a score, which `score_sum` adds up; `faults` counts the others by owner. `segments_opened`
-    counts contexts that could not be extended exactly and were begun anew (case T3). `struck` episodes met a fault that
-    was put in on purpose; `recovered` of them have a score nevertheless, which `recovery_sum` adds up.
-    `safety` is what the gateway counted.
+    `scored` episodes have a score, which `score_sum` adds up; `faults` counts the others by owner, and `sandbox_died`
+    those of them whose box was gone: a policy that learns to end its box escapes its reward. `segments_opened` counts
+    contexts that could not be extended exactly and were begun anew (case T3). `struck` episodes met a fault that was
+    put in on purpose; `recovered` of them have a score nevertheless, which `recovery_sum` adds up. `safety` is what
+    the gateway counted.
     """
 
     episodes: int = 0
     scored: int = 0
     score_sum: float = 0.0
     faults: dict[str, int] = {}
+    sandbox_died: int = 0
     turns: int = 0
     sampled_tokens: int = 0
     segments_opened: int = 0
@@ -48,6 +51,7 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
         if episode.fault_owner is not FaultOwner.NONE:
             owner = episode.fault_owner.value
             self.faults[owner] = self.faults.get(owner, 0) + 1
+            self.sandbox_died += episode.fault.startswith(SandboxDied.__name__)
         self.turns += len(episode.views)
         self.sampled_tokens += episode.cost.sampled_tokens
         self.segments_opened += episode.turns[-1].segment if episode.turns else 0
@@ -69,6 +73,7 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
             scored=self.scored + other.scored,
             score_sum=self.score_sum + other.score_sum,
             faults=faults,
+            sandbox_died=self.sandbox_died + other.sandbox_died,
             turns=self.turns + other.turns,
             sampled_tokens=self.sampled_tokens + other.sampled_tokens,
             segments_opened=self.segments_opened + other.segments_opened,

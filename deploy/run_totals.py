@@ -143,6 +143,7 @@ def step_metrics(
         Metric.FAULTS_BY_ENVIRONMENT: {
             name: sum(counts.faults.values()) for name, counts in activity.environments.items()
         },
+        Metric.SANDBOX_DIED: {name: counts.sandbox_died for name, counts in activity.environments.items()},
         **safety_metrics(total_safety(activity.environments)),
         Metric.SEGMENTS_OPENED: sum(counts.segments_opened for counts in activity.environments.values()),
         Metric.EPISODES_PER_S: state.episodes_per_s,

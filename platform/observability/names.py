@@ -61,6 +61,7 @@ class Metric(StrEnum):
     SUCCESS_BY_ENVIRONMENT = ("success_by_environment", "", Kind.LABELLED, "The same, by environment")
     EPISODES_BY_ENVIRONMENT = ("episodes_by_environment", "episodes", Kind.LABELLED, "Training episodes so far")
     FAULTS_BY_ENVIRONMENT = ("faults_by_environment", "episodes", Kind.LABELLED, "Training episodes that broke, so far")
+    SANDBOX_DIED = ("sandbox_died", "episodes", Kind.LABELLED, "Those whose sandbox was gone, so far, by environment")
     CALLS = ("calls", "calls", Kind.COUNTER, "Tool calls that the gateway decided on, in training episodes")
     VIOLATIONS = ("violations", "calls", Kind.COUNTER, "Calls that the gateway denied for safety; none had an effect")
     BLOCKED = ("blocked", "calls", Kind.LABELLED, "All denied calls by rule, mistakes of the model included")
