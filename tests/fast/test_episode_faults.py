@@ -8,7 +8,15 @@ import pytest
 from episode_kit import DONE, World, char_call, ends, generation, goes_on, make_plan, never, play, raises, says, turn_of
 
 from headrace.actors.episode import play_episode
-from headrace.platform.errors import DeadlineExceeded, EngineDead, EnvironmentFault, FidelityError, VersionUnavailable
+from headrace.actors.outcomes import EnvironmentCounts
+from headrace.platform.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EnvironmentFault,
+    FidelityError,
+    SandboxDied,
+    VersionUnavailable,
+)
 from headrace.platform.fidelity import check_episode
 from headrace.platform.records import (
     Budgets,
@@ -130,6 +138,15 @@ async def test_a_world_that_breaks_is_to_blame(error, status, where):
     assert (played.score, played.rewards, scorer.asked) == (None, (), 0)
     assert len(episode.turns) == (0 if where == "reset" else 2)
     assert (world.closed, engine.sessions(0)) == (1, 0)
+
+
+async def test_a_box_that_is_gone_is_counted_apart():
+    """A policy that learns to end its box has its attempts thrown away; the count tells."""
+    counts = EnvironmentCounts()
+    for error in (SandboxDied("box-3 is gone"), EnvironmentFault("lost"), SandboxDied("box-4 is gone")):
+        counts.add(await play(World(step=raises(error)), says(DONE)))
+    assert (counts.episodes, counts.scored, counts.sandbox_died) == (3, 0, 2)
+    assert (counts + counts).sandbox_died == 4
 
 
 # case X15
