@@ -1,8 +1,8 @@
 """What happens to one episode. Read this file first.
 
 An episode is a conversation between a policy and a world. The world opens it; then, turn by turn, the policy samples
-tokens under one pinned version, the tokens are read as a message, the world answers, and the answer is appended to the
-context, until the task ends, a budget runs out, or something breaks::
+tokens under known versions of the weights, the tokens are read as a message, the world answers, and the answer is
+appended to the context, until the task ends, a budget runs out, or something breaks::
 
     reset ─► prompt ─► [ sample ─► read ─► step ─► observe ] … ─► end ─► score ─► record
 
@@ -11,6 +11,9 @@ One that branches off a recorded episode begins with that one's turns instead of
 Three things are kept apart here and everywhere: a *mistake of the model* comes back to it as an observation; the *end
 of a budget* is a valid, truncated episode (P27); a *fault of the world or the machinery* ends the episode without a
 reward, for failure is never a reward.
+
+Which version that is, the plan's update mode says: STICKY is the planned one throughout; under TURN and INFLIGHT the
+engine may answer with a newer one, and from then on the episode asks for no older one.
 
 This file tells the story; `endings.py` says whose fault an end is, `recorder.py` writes down, `context.py` holds the
 tokens, `deadline.py` the timer, and the worker says what to play.
@@ -56,7 +59,7 @@ async def play_episode(
     Only cancellation is raised, and CannotBranch where the world does not follow the plan's prefix: that is no episode.
     Every other failure is part of the record.
     """
-    recorder = Recorder(episode_id=str(plan.attempt_id))
+    recorder = Recorder(episode_id=str(plan.attempt_id), newest_version=plan.version.number)
     began = time.monotonic()
     deadline = Deadline(plan.budgets.max_seconds)
     try:
@@ -136,10 +139,11 @@ async def _converse(
             key=key,
             session=recorder.episode_id,
             token_ids=seen,
-            version=plan.version.number,
+            version=recorder.newest_version,
             seed=nth_seed(stream, turn),
             sampling=sampling,
             deadline_s=plan.request_deadline_s,
+            update_mode=plan.update_mode,
         )
         started = time.monotonic()
         deadline.allow("generation", started, plan.request_deadline_s)

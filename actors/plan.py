@@ -16,6 +16,9 @@ from headrace.platform.records.versions import VersionRef
 class EpisodePlan:
     """Everything that decides how an episode goes, apart from the weights and the world.
 
+    `version` is what the first turn asks for. Under STICKY all turns have it; under the other modes it is the oldest
+    that any may have.
+
     `sample` numbers the episode among those of its task where the attempt's own number may not decide what is sampled:
     in evaluations, which must come out the same under whatever ids they are stored.
 

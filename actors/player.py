@@ -9,14 +9,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from headrace.actors.episode import play_episode
+from headrace.actors.harness.play import Doorway, play_harness
 from headrace.actors.plan import AsyncScorer, EpisodePlan, PlayedEpisode
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worker_settings import WorkerSettings
 from headrace.actors.worlds import Setting, Worlds
 from headrace.platform.contracts import Renderer, TokenGenerator
 from headrace.platform.records.ids import AttemptId
+from headrace.platform.records.status import Purpose, UpdateMode
 from headrace.platform.records.versions import VersionRef
 
 _INTERVALS = 65536
@@ -36,6 +39,7 @@ class Player:
 
     Args:
         scorers: by environment, as recipes know it, for those that have one.
+        doorways: by environment, for those that harnesses play.
     """
 
     def __init__(
@@ -44,18 +48,23 @@ class Player:
         renderer: Renderer,
         generator: TokenGenerator,
         scorers: Mapping[str, AsyncScorer],
+        doorways: Mapping[str, Doorway] = MappingProxyType({}),
     ) -> None:
         self._settings = settings
         self._renderer = renderer
         self._generator = generator
         self._scorers = dict(scorers)
+        self._doorways = doorways
         self._tool_busy: deque[tuple[float, float]] = deque(maxlen=_INTERVALS)
         self._making = asyncio.Lock()
 
     async def play(
         self, attempt_id: AttemptId, place: Place, version: int, dispatched_s: float, sample: int | None = None
     ) -> PlayedEpisode:
-        """Play one attempt under `version`; `sample` as in `EpisodePlan`. Only cancellation is raised."""
+        """Play one attempt, a training one from `version` on by the recipe's update mode, any other under it alone.
+
+        `sample` is as in `EpisodePlan`. Only cancellation is raised.
+        """
         setting = await self._setting_at(place)
         config, settings = setting.config, self._settings
         plan = EpisodePlan(
@@ -67,6 +76,7 @@ class Player:
             sampling=sampling_params(config, self._renderer),
             budgets=config.budgets.budgets(),
             digests=settings.digests,
+            update_mode=settings.update_mode if attempt_id.purpose is Purpose.TRAIN else UpdateMode.STICKY,
             reset_deadline_s=config.reset_deadline_s,
             step_deadline_s=config.step_deadline_s,
             request_deadline_s=settings.request_deadline_s,
@@ -74,10 +84,11 @@ class Player:
             worker_id=settings.worker_id,
         )
         environment = place.worlds.session(setting, attempt_id)
+        scorer, doorway = self._scorers.get(config.known_as), self._doorways.get(config.known_as)
+        if doorway is not None:
+            return await play_harness(plan, environment, self._generator, doorway, scorer)
         began = time.time()
-        played = await play_episode(
-            plan, environment, self._renderer, self._generator, self._scorers.get(config.known_as)
-        )
+        played = await play_episode(plan, environment, self._renderer, self._generator, scorer)
         for turn in played.episode.turns:
             if turn.tool_calls:
                 self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))

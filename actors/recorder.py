@@ -29,7 +29,7 @@ from headrace.platform.records.message import (
     ToolCall,
     ToolSpec,
 )
-from headrace.platform.records.status import ActionKind, Role, Status, StopReason
+from headrace.platform.records.status import ActionKind, Role, Status, StopReason, UpdateMode
 from headrace.platform.records.tables import RewardRow
 from headrace.platform.records.turn import TokenColumn, ToolCallRecord, Turn, View
 
@@ -38,6 +38,7 @@ _SHARED_LENGTHS = 4096
 # Looked up once: before Python 3.12 a member of an enum costs as much as a call, and these are for every turn.
 _ASSISTANT, _TOOL, _USER = Role.ASSISTANT, Role.TOOL, Role.USER
 _CALLS, _SPEAKS, _NOTHING_DONE = ActionKind.TOOL, ActionKind.TEXT, ActionKind.NONE
+_STICKY = UpdateMode.STICKY
 # What nearly every turn has none of. Records are not changed, so that they can share it.
 _NO_COLUMNS: dict[str, TokenColumn] = {}
 _NO_METADATA: dict[str, Any] = {}
@@ -74,7 +75,11 @@ class _Sampled(msgspec.Struct, gc=False):
 
 @dataclass(kw_only=True, slots=True)
 class Recorder:
-    """What has happened so far. `turns`, `views` and `rewards` are what the episode will hold."""
+    """What has happened so far. `turns`, `views` and `rewards` are what the episode will hold.
+
+    `newest_version` is that of all tokens so far, in the modes that move: the least that may sample the next ones, for
+    versions never go back within an episode (P22). It begins as the planned version.
+    """
 
     episode_id: str
     turns: list[Turn] = field(default_factory=list)
@@ -87,6 +92,7 @@ class Recorder:
     money: float = 0.0
     state_hash: HashPair = field(default_factory=HashPair)
     policy_turns: int = 0
+    newest_version: int = -1
     tools: str = ""
     _pending: "_Sampled | None" = None
 
@@ -136,6 +142,10 @@ class Recorder:
         self.prompt_tokens += len(request.token_ids)
         self.sampled_tokens += len(generation.token_ids)
         self.policy_turns += 1
+        if request.update_mode is not _STICKY:
+            self.newest_version = max(
+                [self.newest_version, *(each.version.number for each in generation.version_spans)]
+            )
 
     def stepped(self, result: StepResult | None, status: Status, ended_s: float) -> None:
         """The turn has been acted on. `result` is None where it never reached the world, or the world broke."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from headrace.platform.records.episode import Digests
+from headrace.platform.records.status import UpdateMode
 
 
 @dataclass(kw_only=True, slots=True)
@@ -11,6 +12,7 @@ class WorkerSettings:
 
     `max_episodes` bounds the slots that are played or wait for their delivery. `dispatch_lease_s` is the ledger's
     limit of that name: the leases are renewed every `renew_every_s`, or thrice in a lease if that is more often.
+    `update_mode` is that of training episodes; evaluations are of one version throughout.
     """
 
     run: str
@@ -20,6 +22,7 @@ class WorkerSettings:
     max_episodes: int
     request_deadline_s: float
     digests: Digests = field(default_factory=Digests)
+    update_mode: UpdateMode = UpdateMode.STICKY
     idle_s: float = 0.01
     dispatch_lease_s: float = 15.0
     renew_every_s: float = 1.0

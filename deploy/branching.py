@@ -74,6 +74,7 @@ def _plan(
     parent, version = prefix.parent, policy.version
     spans = [span for turn in parent.turns[: prefix.length] for span in turn.version_spans]
     is_mixed = any(span.version.number != version.number for span in spans)
+    mode = parent.update_mode
     return EpisodePlan(
         attempt_id=AttemptId(root.name, _claim(root), 0, 0, Purpose.REPLAY),
         task=parent.task,
@@ -82,7 +83,7 @@ def _plan(
         sampling=sampling_params(environment, policy.renderer),
         budgets=parent.budgets,
         digests=policy.digests,
-        update_mode=UpdateMode.TURN if is_mixed else parent.update_mode,
+        update_mode=UpdateMode.TURN if is_mixed and mode is UpdateMode.STICKY else mode,
         reset_deadline_s=environment.reset_deadline_s,
         step_deadline_s=environment.step_deadline_s,
         request_deadline_s=request_deadline_s,

@@ -25,6 +25,7 @@
     │   ├── CommitRefused                   a commit precondition of P7 does not hold
     │   └── LedgerAway (ConnectionError)    the server cannot be reached; it may come back
     │       └── LedgerRewound               the server is back without its last writes, or with none (P8)
+    ├── DoorRefused (RuntimeError)          a client asked the public door for what it does not give
     ├── RegistryError (RuntimeError)        a version is torn, altered or already taken
     └── RunFailed (RuntimeError)            the run cannot go on; the message names the cause
         ├── PartDied                        a process of the run is gone
@@ -139,6 +140,19 @@ class LedgerAway(LedgerError, ConnectionError):
 class LedgerRewound(LedgerAway):
     """The server has restarted, or has seen less than this client has (P8): nothing goes on until the ledger was
     reconciled with the manifest chain."""
+
+
+class DoorRefused(HeadraceError, RuntimeError):
+    """The public door does not give what a client asks for. `code` is one of `RefusalCode` and says why; `field` names
+    the part of the request that is wrong, empty where it is no part of it."""
+
+    def __init__(self, message: str, code: str = "invalid_request", field: str = "") -> None:
+        super().__init__(message, code, field)
+        self.code = code
+        self.field = field
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RegistryError(HeadraceError, RuntimeError):

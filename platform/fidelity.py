@@ -20,6 +20,7 @@ from headrace.platform.records.status import FaultOwner, Role, Status, StopReaso
 from headrace.platform.records.turn import Turn
 
 _I32, _U8, _F32 = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
+_STICKY = UpdateMode.STICKY
 # Arrays without axes: numpy compares with them in half the time that a Python number takes.
 _ZERO_ID, _SAMPLED, _HIGHEST_LOGPROB = np.array(0, _I32), np.array(1, _U8), np.array(1e-6, _F32)
 
@@ -53,6 +54,8 @@ def check_episode(episode: Episode, *, from_wire: bool = False) -> None:
         _check_logprobs(index, turn, sampled)
         _check_spans(index, turn, sampled, episode)
         action_tokens += sampled
+    if episode.update_mode is not _STICKY:
+        _check_order(episode)
     if episode.status is Status.OK and action_tokens == 0:
         raise FidelityError("actions: status OK, but the policy sampled no token in any turn")
     _check_views(episode)
@@ -132,7 +135,7 @@ def _check_logprobs(index: int, turn: Turn, sampled: int) -> None:
 def _check_spans(index: int, turn: Turn, sampled: int, episode: Episode) -> None:
     """Version spans cover the action tokens and nothing else: a prompt token has no version (case T20)."""
     covered, end = 0, 0
-    sticky = episode.update_mode is UpdateMode.STICKY
+    sticky = episode.update_mode is _STICKY
     for span in turn.version_spans:
         if not end <= span.start < span.end <= turn.action_mask.size:
             _fail("spans", index, f"span [{span.start}, {span.end}) is out of order or outside {turn.action_mask.size}")
@@ -143,6 +146,28 @@ def _check_spans(index: int, turn: Turn, sampled: int, episode: Episode) -> None
         covered, end = covered + span.end - span.start, span.end
     if covered != sampled:
         _fail("spans", index, f"spans cover {covered} of {sampled} action tokens")
+
+
+def _check_order(episode: Episode) -> None:
+    """What the modes that move promise (P22): TURN changes between turns only, and neither ever goes back.
+
+    A context goes on under no older version than it had, and none is older than the planned one. Contexts that are
+    apart (agents, segments) may have been sampled at once. A branch goes on with the version that it was told to,
+    whatever its parent's turns have.
+    """
+    if episode.branch_step is not None:
+        return
+    newest: dict[tuple[str, int], int] = {}
+    for index, turn in enumerate(episode.turns):
+        if not turn.version_spans:
+            continue
+        context = turn.agent_id, turn.segment
+        numbers = [newest.get(context, episode.version.number), *(span.version.number for span in turn.version_spans)]
+        if numbers != sorted(numbers):
+            _fail("versions", index, f"versions go back: {numbers}")
+        if episode.update_mode is UpdateMode.TURN and numbers[1] != numbers[-1]:
+            _fail("versions", index, f"{numbers[1:]} in one turn of an episode of mode {episode.update_mode}")
+        newest[context] = numbers[-1]
 
 
 def _check_views(episode: Episode) -> None:

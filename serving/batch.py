@@ -61,16 +61,17 @@ class RunningBatch:
         return {int(row): self._tickets[row].request.sampling for row in np.flatnonzero(~self.rows["plain"])}
 
     def join(self, tickets: list[Ticket]) -> None:
-        """Add requests whose slots are filled."""
+        """Add requests whose slots are filled: with their context, and with what other versions have sampled."""
         width = max(self._stops.shape[1], *(len(ticket.request.sampling.stop_token_ids) for ticket in tickets))
         rows, stops = np.zeros(len(tickets), ROW), np.full((len(self) + len(tickets), width), -1, np.int64)
         stops[: len(self), : self._stops.shape[1]] = self._stops
         for row, ticket in enumerate(tickets):
             request, length = ticket.request, len(ticket.request.token_ids)
             sampling = request.sampling
+            position = length + ticket.sampled - 1
             last = min(length + sampling.max_new_tokens, self._table.positions) - 1
             seed = request.seed & 0xFFFFFFFFFFFFFFFF
-            rows[row] = (ticket.slot, length - 1, last, seed, sampling.temperature, is_plain(sampling))
+            rows[row] = (ticket.slot, position, last, seed, sampling.temperature, is_plain(sampling))
             stops[len(self) + row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         added = np.empty(len(tickets), object)
         added[:] = tickets
@@ -79,9 +80,17 @@ class RunningBatch:
         self._stops = stops
 
     def remove(self, tickets: Iterable[Ticket]) -> None:
-        """Take requests out that nobody waits for any more."""
+        """Take requests out, as they are."""
         gone = set(map(id, tickets))
         self._keep(np.array([id(ticket) not in gone for ticket in self._tickets], bool))
+
+    def hand_over(self, tickets: Iterable[Ticket]) -> None:
+        """Take requests out that go on in another version's batch: what was sampled here is written down."""
+        leaving = set(map(id, tickets))
+        for ticket, position in zip(self._tickets, self.rows["position"].tolist(), strict=True):
+            if id(ticket) in leaving:
+                ticket.spans = self._spans(ticket, position + 1 - len(ticket.request.token_ids))
+        self.remove(tickets)
 
     def record(self, tokens: I64, logprobs: F64) -> list[Finished]:
         """Append one sampled token a row, [B] each, and return the rows that ended. A token -1 ends its row."""
@@ -107,15 +116,22 @@ class RunningBatch:
 
     def _generation(self, row: int, stopped: bool) -> Generation:
         slot, end = int(self.rows["slot"][row]), int(self.rows["position"][row]) + 1
-        start = len(self._tickets[row].request.token_ids)
+        ticket: Ticket = self._tickets[row]
+        start = len(ticket.request.token_ids)
         return Generation(
             token_ids=self._table.ids[slot, start:end].copy(),
             logprobs=self._table.logprobs[slot, start:end].copy(),
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            version_spans=(VersionSpan(self._ref, 0, end - start),),
+            version_spans=self._spans(ticket, end - start),
             replica=self._replica,
             engine_build=self._build,
         )
+
+    def _spans(self, ticket: Ticket, sampled: int) -> tuple[VersionSpan, ...]:
+        """Who sampled the first `sampled` tokens, in order and without gaps."""
+        if sampled == ticket.sampled:
+            return ticket.spans
+        return (*ticket.spans, VersionSpan(self._ref, ticket.sampled, sampled))
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
         self.rows, self._tickets, self._stops = self.rows[kept], self._tickets[kept], self._stops[kept]

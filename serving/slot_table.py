@@ -50,6 +50,21 @@ class SlotTable:
         self._slot_of.setdefault(session, {})[version] = slot
         return slot
 
+    def move(self, slot: int, session: str, version: int, to: int) -> None:
+        """A lent slot changes to a version of which the session has none. Its tokens stay; their keys and values are
+        the old version's, so that all of them are to be computed anew (case S3)."""
+        held = self._slot_of[session]
+        del held[version]
+        held[to] = slot
+        self.cached[slot] = 0
+
+    def forget_others(self, session: str, version: int) -> None:
+        """Free the idle slots that a session has of other versions: it does not go back to them."""
+        for other, slot in list(self._slot_of.get(session, {}).items()):
+            if other != version and slot in self._idle:
+                del self._idle[slot]
+                self._forget(slot, session, other)
+
     def fill(self, slot: int, token_ids: I32) -> int:
         """Write a request's context and return how many of its tokens are cached already. At least the last token is
         left to be computed, for its logits are wanted."""

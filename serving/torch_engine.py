@@ -11,9 +11,13 @@
     settle   gives slots back and results out
 
 Owns the driver of this loop, the versions, deadlines and statistics; scheduler, batch, slots, forward pass and sampling
-are modules of their own. Bookkeeping happens on the event loop between steps. A step runs in one worker thread, so
-that the loop keeps serving sockets, or inline on the loop: then the same requests in the same order give the same
-results to the last digit. Requests are woken by the step that ends them, by their deadline, or by the engine's death.
+are modules of their own. A version that is loaded meets the running requests at the next `prepare`: those of mode
+INFLIGHT change to its batch with the tokens that they have, and everything before the next one is computed anew under
+its weights. What a seed draws at a position does not depend on the version.
+
+Bookkeeping happens on the event loop between steps. A step runs in one worker thread, so that the loop keeps serving
+sockets, or inline on the loop: then the same requests in the same order give the same results to the last digit.
+Requests are woken by the step that ends them, by their deadline, or by the engine's death.
 """
 
 import asyncio
@@ -31,7 +35,7 @@ from torch import nn
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
 from headrace.platform.observability.busy import BusyIntervals
 from headrace.platform.records.generation import Generation, GenerationRequest
-from headrace.platform.records.status import FinishReason
+from headrace.platform.records.status import FinishReason, UpdateMode
 from headrace.platform.records.versions import VersionManifest
 from headrace.serving.batch import Finished, RunningBatch
 from headrace.serving.engine import EngineStats
@@ -40,6 +44,8 @@ from headrace.serving.model_loader import ModelLoader
 from headrace.serving.sampling import draw, uniforms
 from headrace.serving.scheduler import Scheduler
 from headrace.serving.ticket import Ticket
+
+_STICKY = UpdateMode.STICKY
 
 
 class TorchEngine:
@@ -99,18 +105,18 @@ class TorchEngine:
     # --- requests ---
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample under `request.version`; see `TokenGenerator`.
+        """Sample under `request.version` or, by its mode, the newest one held; see `TokenGenerator`.
 
         A context that fills the engine's positions gets no token and the finish reason LENGTH.
 
         Raises:
             EngineError: the request cannot be served, or the weights give logits that are not finite.
         """
-        self._check(request)
+        version = self._check(request)
         if len(request.token_ids) >= self._scheduler.table.positions:
             return self._no_room()
         loop = asyncio.get_running_loop()
-        ticket = self._scheduler.submit(request, loop.create_future(), time.monotonic())
+        ticket = self._scheduler.submit(request, version, loop.create_future(), time.monotonic())
         timer = loop.call_later(request.deadline_s, self._expire, ticket)
         if self._driver is None:
             self._driver = loop.create_task(self._drive())
@@ -131,7 +137,7 @@ class TorchEngine:
         return sorted(version for version in self._models if version not in self._retiring) if not self._dead else []
 
     def sessions(self, version: int) -> int:
-        """Live sessions whose latest request named `version`."""
+        """Live sessions that `version` served last."""
         return self._scheduler.sessions(version, time.monotonic())
 
     # --- versions ---
@@ -143,6 +149,8 @@ class TorchEngine:
 
     async def load(self, manifest: VersionManifest, path: str) -> None:
         """Load a version beside the others; it appears when it is whole (case S4). Loading a held one again is fine.
+
+        Running and waiting requests whose mode allows it go on under it, if it is newer than theirs.
 
         Raises:
             EngineError: the folder cannot be loaded, or the version is of another policy.
@@ -269,9 +277,7 @@ class TorchEngine:
             if row.generation is not None:
                 future.set_result(row.generation)
             else:
-                future.set_exception(
-                    EngineError(f"version {row.ticket.request.version} gave logits that are not finite")
-                )
+                future.set_exception(EngineError(f"version {row.ticket.version} gave logits that are not finite"))
         self._notice_drained()
 
     # --- ends ---
@@ -301,15 +307,19 @@ class TorchEngine:
         if self._dead:
             raise EngineDead(self._dead)
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest) -> int:
+        """The version that is to serve it."""
         self._check_alive()
         version, ids = request.version, request.token_ids
+        if request.update_mode is not _STICKY:
+            version = max(version, max(self.versions(), default=version))
         if version not in self._models or version in self._retiring:
             raise VersionUnavailable(f"engine {self._replica} does not hold version {version}: {self.versions()}")
         if len(ids) == 0 or request.sampling.max_new_tokens < 1:
             raise EngineError(f"generation {request.key} has an empty context or may sample no token")
         if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
             raise EngineError(f"generation {request.key} has a token id outside 0..{self._vocabulary - 1}")
+        return version
 
     def _no_room(self) -> Generation:
         nothing = np.zeros(0, np.float32)

@@ -29,8 +29,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=Fals
     values of earlier turns. `seed` alone decides the random numbers, whatever else is in the batch.
 
     `update_mode` says what may become of `version`. `STICKY`: exactly this one. `TURN`: the newest that the engine
-    holds when the request comes, this one or a newer, for all tokens. `INFLIGHT`: the same, and tokens that are sampled
-    after the engine has taken up a newer one come from that; the spans say where.
+    holds when it begins with the request, this one or a newer, for all tokens. `INFLIGHT`: the same, and tokens that
+    are sampled after the engine has taken up a newer one come from that; the spans say where.
     """
 
     key: str

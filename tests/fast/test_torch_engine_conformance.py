@@ -1,5 +1,7 @@
 """The engine suite, on the torch engine and on the scripted one."""
 
+import sys
+
 import numpy as np
 import pytest
 from torch_engine_kit import VOCABULARY, make_engine, manifest, save_model
@@ -15,11 +17,18 @@ def folders(tmp_path_factory):
     return [save_model(tmp_path_factory.mktemp("model"), seed) for seed in range(2)]
 
 
-@pytest.fixture(params=["inline", "threaded", "scripted"])
+def counting(request: GenerationRequest) -> list[int]:
+    """Depends on what stands before a token alone, as greedy sampling does."""
+    start = request.seed + len(request.token_ids)
+    return [(start + i) % VOCABULARY for i in range(50)]
+
+
+@pytest.fixture(params=["inline", "threaded", "scripted", "scripted, one version"])
 def context(request, folders, tmp_path):
     def make():
-        if request.param == "scripted":
-            return ScriptedEngine(lambda r: [(r.seed + i) % VOCABULARY for i in range(50)], versions=(), unloadable=[9])
+        if request.param.startswith("scripted"):
+            capacity = 1 if "one" in request.param else sys.maxsize
+            return ScriptedEngine(counting, versions=(), unloadable=[9], capacity=capacity)
         return make_engine(inline=request.param == "inline")
 
     return EngineContext(

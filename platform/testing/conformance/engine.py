@@ -1,84 +1,37 @@
 """What every `InferenceEngine` must do. Run each function of `ENGINE_SUITE` with a context of your own.
 
-The context makes fresh engines and names folders that they can load, so the suite needs no model itself.
+The context makes fresh engines and names folders that they can load, so the suite needs no model itself. What an engine
+does with new weights while requests run is in `engine_modes.py`; the suite has it too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
-import numpy as np
-
-from headrace.platform.contracts import InferenceEngine
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
-from headrace.platform.records.generation import Generation, GenerationRequest, SamplingParams
+from headrace.platform.records.generation import SamplingParams
 from headrace.platform.records.status import FinishReason
-from headrace.platform.records.versions import VersionManifest
+from headrace.platform.testing.conformance.engine_context import EngineContext, raises
+from headrace.platform.testing.conformance.engine_modes import ENGINE_MODES
+
+__all__ = ["ENGINE_SUITE", "EngineContext"]
 
 _RUNNING = 5
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EngineContext:
-    """What the suite runs against.
-
-    `make` returns a fresh engine that holds no version. `loadable` are at least two versions, oldest first, with the
-    folders to load them from, and `broken` is one whose load fails. Engines sample at least 50 tokens when asked to,
-    with ids below `vocabulary`.
-    """
-
-    make: Callable[[], InferenceEngine]
-    loadable: Sequence[tuple[VersionManifest, str]]
-    broken: tuple[VersionManifest, str]
-    vocabulary: int
-
-    async def engine(self, versions: int = 1) -> InferenceEngine:
-        """A fresh engine that holds the first `versions` of `loadable`."""
-        engine = self.make()
-        for manifest, path in self.loadable[:versions]:
-            await engine.load(manifest, path)
-        return engine
-
-    def request(
-        self, session: str, version: int = 0, sampling: SamplingParams | None = None, deadline_s: float = 60.0
-    ) -> GenerationRequest:
-        """A request for the version at index `version` of `loadable`."""
-        return GenerationRequest(
-            key=f"{session}/0",
-            session=session,
-            token_ids=np.array([1, 2, 3], np.int32),
-            version=self.loadable[version][0].ref.number,
-            seed=11,
-            sampling=sampling or SamplingParams(max_new_tokens=4),
-            deadline_s=deadline_s,
-        )
-
-
-def _check(context: EngineContext, generation: Generation, version: int) -> None:
-    ids, logprobs = generation.token_ids, generation.logprobs
-    assert ids.dtype == np.int32 and logprobs.dtype == np.float32, "ids are i32 and logprobs f32"
-    assert len(ids) == len(logprobs) > 0, "one logprob a token"
-    assert ids.min() >= 0 and ids.max() < context.vocabulary, "ids are of the vocabulary"
-    assert np.isfinite(logprobs).all() and logprobs.max() <= 0.0, "logprobs are logarithms of probabilities"
-    (span,) = generation.version_spans
-    assert (span.start, span.end) == (0, len(ids)), "the span covers every token"
-    assert span.version == context.loadable[version][0].ref, "the span names the version asked for"
-    assert generation.replica and generation.engine_build, "a generation says who sampled it"
 
 
 async def serves_every_held_version(context: EngineContext) -> None:
     """Versions are listed oldest first, each can be asked for, and others are refused."""
     engine = await context.engine(versions=2)
-    assert list(engine.versions()) == [manifest.ref.number for manifest, _ in context.loadable[:2]]
-    for version in (0, 1):
-        _check(context, await engine.generate(context.request(f"s{version}", version)), version)
+    held = [0, 1][-min(engine.capacity, 2) :]
+    assert list(engine.versions()) == [context.number(version) for version in held]
+    for version in held:
+        context.check(await engine.generate(context.request(f"s{version}", version)), version)
     await engine.close()
 
 
 async def refuses_versions_not_held(context: EngineContext) -> None:
     """A version that was not loaded is VersionUnavailable."""
     engine = await context.engine()
-    await _raises(VersionUnavailable, engine.generate(context.request("s", 1)))
+    await raises(VersionUnavailable, engine.generate(context.request("s", 1)))
     await engine.close()
 
 
@@ -109,7 +62,7 @@ async def serves_many_at_once(context: EngineContext) -> None:
     engine = await context.engine()
     generations = await asyncio.gather(*(engine.generate(context.request(f"s{i}")) for i in range(500)))
     for generation in generations:
-        _check(context, generation, 0)
+        context.check(generation, 0)
     await engine.close()
 
 
@@ -121,7 +74,7 @@ async def cancels(context: EngineContext) -> None:
     call.cancel()
     await asyncio.wait([call])
     assert call.cancelled()
-    _check(context, await engine.generate(context.request("a")), 0)
+    context.check(await engine.generate(context.request("a")), 0)
     await engine.close()
 
 
@@ -129,8 +82,8 @@ async def keeps_deadlines(context: EngineContext) -> None:
     """A request whose time is over is DeadlineExceeded, and the engine serves on."""
     engine = await context.engine()
     late = context.request("a", sampling=SamplingParams(max_new_tokens=50), deadline_s=0.0)
-    await _raises(DeadlineExceeded, engine.generate(late))
-    _check(context, await engine.generate(context.request("a")), 0)
+    await raises(DeadlineExceeded, engine.generate(late))
+    context.check(await engine.generate(context.request("a")), 0)
     await engine.close()
 
 
@@ -138,23 +91,24 @@ async def failed_load_changes_nothing(context: EngineContext) -> None:
     """After a load that failed the engine serves exactly what it served before."""  # case S4
     engine = await context.engine()
     before = await engine.generate(context.request("a"))
-    await _raises(EngineError, engine.load(*context.broken))
-    assert list(engine.versions()) == [context.loadable[0][0].ref.number]
+    await raises(EngineError, engine.load(*context.broken))
+    assert list(engine.versions()) == [context.number(0)]
     after = await engine.generate(context.request("b"))
     assert before.token_ids.tolist() == after.token_ids.tolist()
     await engine.close()
 
 
 async def retires(context: EngineContext) -> None:
-    """A retired version is refused; the others go on. Retiring it again is fine."""
+    """A retired version is refused; the others go on. Retiring one that is not held is fine."""
     engine = await context.engine(versions=2)
-    await engine.generate(context.request("a"))
-    gone = context.loadable[0][0].ref.number
+    if engine.capacity > 1:
+        await engine.generate(context.request("a"))
+    gone = context.number(0)
     await engine.retire(gone)
     await engine.retire(gone)
     assert gone not in engine.versions()
-    await _raises(VersionUnavailable, engine.generate(context.request("a")))
-    _check(context, await engine.generate(context.request("a", 1)), 1)
+    await raises(VersionUnavailable, engine.generate(context.request("a")))
+    context.check(await engine.generate(context.request("a", 1)), 1)
     await engine.close()
 
 
@@ -178,16 +132,8 @@ async def dies_on_close(context: EngineContext) -> None:
     await engine.close()
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [EngineDead] * _RUNNING
-    await _raises(EngineDead, engine.generate(context.request("late")))
-    await _raises(EngineDead, engine.load(*context.loadable[1]))
-
-
-async def _raises(kind: type[Exception], work: Awaitable[object]) -> None:
-    try:
-        await work
-    except kind:
-        return
-    raise AssertionError(f"expected {kind.__name__}")
+    await raises(EngineDead, engine.generate(context.request("late")))
+    await raises(EngineDead, engine.load(*context.loadable[1]))
 
 
 ENGINE_SUITE: dict[str, Callable[[EngineContext], Awaitable[None]]] = {
@@ -205,4 +151,4 @@ ENGINE_SUITE: dict[str, Callable[[EngineContext], Awaitable[None]]] = {
         releases,
         dies_on_close,
     )
-}
+} | ENGINE_MODES
