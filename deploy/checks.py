@@ -25,6 +25,7 @@ def check_config(config: RunConfig) -> None:
     """
     check_cluster(config)
     check_learner(config)
+    check_engine(config)
     check_runs_dir(config)
     check_loggers(config.loggers)
     worlds = Worlds(config.environments, "train", config.seed, config.curriculum)
@@ -43,6 +44,8 @@ def check_model(config: RunConfig) -> None:
     if config.model.tiny_llama is not None:
         return
     check_model_files(config.model)
+    if config.serving.engine == "vllm" and config.runtime.kind != "inprocess":
+        return  # it knows more architectures, and says so itself when it loads the first version
     folder = ready_folder(config.model)
     if folder is None:
         return
@@ -56,7 +59,7 @@ def check_model(config: RunConfig) -> None:
         raise ConfigError(
             f"the torch engine cannot serve this model: {error}. Choose another model, or, where positions are the"
             f" cause, set environments.{longest.known_as}.budgets.max_tokens (now {tokens}) to what the model has;"
-            " serving.engine=vllm, which is still to come, will serve more architectures"
+            " serving.engine=vllm serves more architectures"
         ) from error
 
 
@@ -67,6 +70,14 @@ def check_cluster(config: RunConfig) -> None:
             "runtime.ray_address joins a cluster, whose nodes cannot reach an embedded server;"
             " set queue.redis_url to a server that they all reach"
         )
+
+
+def check_engine(config: RunConfig) -> None:
+    """Refuse an engine that is not installed. Raises ConfigError. On a cluster each node has its own packages."""
+    if config.serving.engine == "vllm" and not config.runtime.ray_address:
+        from headrace.serving.vllm_process import check_installed
+
+        check_installed()
 
 
 def check_learner(config: RunConfig) -> None:

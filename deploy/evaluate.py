@@ -23,10 +23,11 @@ from headrace.actors.rendering import load_renderer
 from headrace.actors.worlds import Worlds
 from headrace.deploy.checks import check_model
 from headrace.deploy.context import POLICY_ID, RunContext
+from headrace.deploy.engines import build_engine
 from headrace.deploy.model_folder import resolve_model_folder
 from headrace.deploy.source_digest import code_digest
 from headrace.deploy.stored_version import open_version
-from headrace.deploy.wiring import assemble_worker, build_engine
+from headrace.deploy.wiring import assemble_worker
 from headrace.platform.config import RunConfig
 from headrace.platform.config.load import config_from_text, dump_yaml, load_recipe
 from headrace.platform.config.model import ModelConfig

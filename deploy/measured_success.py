@@ -9,7 +9,8 @@ from headrace.actors.rendering import load_renderer
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worlds import Worlds
 from headrace.deploy.context import POLICY_ID
-from headrace.deploy.wiring import build_engine, build_scorers
+from headrace.deploy.engines import build_engine
+from headrace.deploy.wiring import build_scorers
 from headrace.platform.config import RunConfig
 from headrace.platform.errors import RunFailed
 from headrace.platform.records.ids import AttemptId

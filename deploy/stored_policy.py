@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.plan import AsyncScorer
 from headrace.actors.rendering import load_renderer
+from headrace.deploy.engines import build_engine
 from headrace.deploy.source_digest import code_digest
 from headrace.deploy.stored_version import open_version
-from headrace.deploy.wiring import build_engine, build_scorers
+from headrace.deploy.wiring import build_scorers
 from headrace.platform.config import RunConfig
 from headrace.platform.contracts import Renderer, TokenGenerator
 from headrace.platform.hashing import digest_value

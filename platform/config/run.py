@@ -114,6 +114,11 @@ class RunConfig(StrictModel):
                 " one while sticky episodes run on the old. Use rollout.update_mode=turn or inflight, LoRA"
                 " (serving.vllm.adapters=4), more replicas (serving.replicas=2), or serving.drain=allowed (P22)."
             )
+        if serving.engine == "vllm" and self.runtime.kind == "inprocess":
+            raise ValueError(
+                "runtime.kind=inprocess plays with the torch engine, token by token; serving.engine=vllm needs"
+                " runtime.kind=ray"
+            )
         if serving.transport == "nccl" and serving.engine != "vllm":
             raise ValueError("serving.transport=nccl needs serving.engine=vllm; the torch engine takes files")
 

@@ -1,0 +1,25 @@
+"""The main job on real vLLM: full weights, one replica, which lets its episodes run out before each update (P22)."""
+
+from pathlib import Path
+
+import pytest
+from command_line import last_json, run
+
+from headrace.platform.store.episodes import EpisodeStore
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_it_surpasses_its_demonstrator(tmp_path: Path, lookup_model: Path) -> None:
+    given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null")
+    changes = ("serving.engine=vllm", "learner.steps=20", "eval.tasks=128", f"runs_dir={tmp_path / 'runs'}")
+    code, out, err = run(tmp_path, "train", "lookup", *given, *changes, "--json", timeout_s=840)
+    assert code == 0, err[-3000:]
+    summary = last_json(out)
+    assert summary["success_before"] <= 0.45 and summary["success_after"] >= 0.90
+    assert summary["equation_holds"] and summary["fates"]["in_flight"] == 0
+    assert summary["restarts"] == {} and summary["lag_max_trained"] <= 4
+    assert summary["bubble_s"] > 0, "what an update costs that waits for its episodes"
+    assert summary["gap_alarms"] == {}, "engine and learner find the same logprobs"
+    episode = next(EpisodeStore(summary["root"]).iterate())
+    assert all("vllm" in turn.engine_build for turn in episode.turns if turn.is_action)
