@@ -1,12 +1,14 @@
-"""What the token door costs: CPU per turn, client plus server, against a bare asyncio frame echo.
+"""What the way to an engine costs: CPU per turn, client plus server, against a bare asyncio frame echo.
 
 Each system runs its server in a child process and its client here; `open_requests` workers send one request after the
 other, as episodes do. The CPU time of both processes (user and system) over the turns is the figure. Every request is
 about 860 bytes (200 token ids), every reply about 590 (64 token ids and logprobs). Systems take turns, repetition by
 repetition; a row is the median, with the smallest and largest.
 
-- `door`: the product. GenerationRequest and Generation records in and out, deadlines, cancellation, version spans,
-  an engine that answers at once, a task per request on the server, as for any engine.
+- `pool`: the product. Router and pool, then the door: GenerationRequest and Generation records in and out, session
+  affinity, deadlines, cancellation, results kept until acknowledged, version spans, an engine that answers at once, a
+  task per request on the server, as for any engine.
+- `door`: the same without router and pool, a client alone.
 - `frame echo`: the floor. One connection, a frame per request (u32 length, u32 number, opaque bytes), a future per
   number. No records, no codec, no deadlines, no tasks on the server. Its writes are gathered into one per turn of the
   loop, as the door's are: that makes the floor two to three times lower, and the target harder. The door also puts
@@ -15,7 +17,8 @@ repetition; a row is the median, with the smallest and largest.
 - `raw asyncio HTTP`, `aiohttp`: one keep-alive connection per open request, at most 256, opaque bytes both ways,
   against the same raw asyncio HTTP server.
 
-Requests are built before the clock starts: making them is the episode's cost, not the door's.
+Requests are built before the clock starts: making them is the episode's cost, not the way's. It holds when `pool` costs
+at most `TARGET` times the floor, and from 64 to 4,096 open requests at most `GROWTH_TARGET` times as much per turn.
 """
 
 import argparse
@@ -40,6 +43,7 @@ import numpy as np
 from common import Row, absent, cpu_s, result, row_of, table
 
 from headrace import __version__
+from headrace.actors.tuning import tune_collector
 from headrace.platform.records import (
     FinishReason,
     Generation,
@@ -51,8 +55,10 @@ from headrace.platform.records import (
 )
 from headrace.serving.door.client import DoorClient
 from headrace.serving.door.server import DoorServer
+from headrace.serving.pool import Pool
 
-TARGET = 3.0
+TARGET = 4.0
+GROWTH_TARGET = 1.3
 OPEN_REQUESTS = (64, 4096)
 HTTP_CONNECTIONS = 256
 UNIT = "us CPU per turn"
@@ -387,6 +393,17 @@ async def door(port: int, open_requests: int) -> AsyncIterator[Ask]:
 
 
 @contextlib.asynccontextmanager
+async def pool(port: int, open_requests: int) -> AsyncIterator[Ask]:
+    members = Pool()
+    members.add(await DoorClient.connect("127.0.0.1", port, TOKEN))
+    requests = [a_request(number) for number in range(open_requests)]
+    try:
+        yield lambda worker: members.generate(requests[worker])
+    finally:
+        await members.close()
+
+
+@contextlib.asynccontextmanager
 async def echo(port: int, open_requests: int, client_class: type[EchoClient] = EchoClient) -> AsyncIterator[Ask]:
     loop = asyncio.get_running_loop()
     transport, client = await loop.create_connection(client_class, "127.0.0.1", port)
@@ -421,6 +438,7 @@ async def aiohttp_client(port: int, open_requests: int) -> AsyncIterator[Ask]:
 
 
 SYSTEMS: dict[str, tuple[str, Callable[[int, int], AbstractAsyncContextManager[Ask]]]] = {
+    "pool": ("door", pool),
     "door": ("door", door),
     "frame echo": ("frame echo", echo),
     "frame echo, a write per frame": (
@@ -430,7 +448,7 @@ SYSTEMS: dict[str, tuple[str, Callable[[int, int], AbstractAsyncContextManager[A
     "raw asyncio HTTP": ("raw asyncio HTTP", http),
     "aiohttp": ("raw asyncio HTTP", aiohttp_client),
 }
-_LIGHT = ("door", "frame echo", "frame echo, a write per frame")
+_LIGHT = ("pool", "door", "frame echo", "frame echo, a write per frame")
 
 
 async def drive(ask: Ask, open_requests: int, turns: int) -> int:
@@ -459,7 +477,7 @@ def versions() -> dict[str, str]:
     """Version of each system; the bare ones are asyncio's, that is Python's."""
     bare = f"Python {platform.python_version()}"
     found = dict.fromkeys(SYSTEMS, bare)
-    found["door"] = f"headrace {__version__}"
+    found["pool"] = found["door"] = f"headrace {__version__}"
     if importlib.util.find_spec("aiohttp") is None:
         del found["aiohttp"]
     else:
@@ -472,8 +490,9 @@ def links(system: str, open_requests: int) -> int:
     return 1 if system in _LIGHT else min(open_requests, HTTP_CONNECTIONS)
 
 
-def run(repeats: int, turns: int, http_turns: int) -> tuple[list[Row], dict[int, float]]:
-    """All systems, interleaved; the rows, and the ratio of door and floor by open requests."""
+def run(repeats: int, turns: int, http_turns: int) -> tuple[list[Row], dict[int, float], float]:
+    """All systems, interleaved; the rows, the ratio of pool and floor by open requests, and how much more a turn of the
+    pool costs at the most open requests than at the fewest."""
     known = versions()
     children = {server: Child(server) for server in {SYSTEMS[system][0] for system in known}}
     samples: dict[tuple[str, int], list[float]] = {(s, n): [] for n in OPEN_REQUESTS for s in known}
@@ -494,14 +513,15 @@ def run(repeats: int, turns: int, http_turns: int) -> tuple[list[Row], dict[int,
                 rows.append(row_of(system, known[system], UNIT, samples[system, n], **notes))
             else:
                 rows.append(absent(system, UNIT, **notes))
-        ratios[n] = statistics.median(samples["door", n]) / statistics.median(samples["frame echo", n])
-    return rows, ratios
+        ratios[n] = statistics.median(samples["pool", n]) / statistics.median(samples["frame echo", n])
+    most, fewest = (statistics.median(samples["pool", n]) for n in (OPEN_REQUESTS[-1], OPEN_REQUESTS[0]))
+    return rows, ratios, most / fewest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of every system")
-    parser.add_argument("--turns", type=int, default=32768, help="turns per repetition of door and floor")
+    parser.add_argument("--turns", type=int, default=32768, help="turns per repetition of pool, door and floor")
     parser.add_argument("--http-turns", type=int, default=4096, help="turns per repetition of the HTTP rows")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--serve", choices=sorted({server for server, _ in SYSTEMS.values()}), help=argparse.SUPPRESS)
@@ -509,12 +529,14 @@ def main() -> None:
     if args.serve:
         asyncio.run(serve(args.serve))
         return
-    rows, ratios = run(args.repeats, args.turns, args.http_turns)
+    tune_collector()  # as rollout workers do
+    rows, ratios, growth = run(args.repeats, args.turns, args.http_turns)
     print(table(rows))
     for n, ratio in ratios.items():
-        print(f"door / frame echo at {n} open requests: {ratio:.2f} (target {TARGET})")
+        print(f"pool / frame echo at {n} open requests: {ratio:.2f} (target {TARGET})")
+    print(f"pool at {OPEN_REQUESTS[-1]} / at {OPEN_REQUESTS[0]} open requests: {growth:.2f} (target {GROWTH_TARGET})")
     if args.json:
-        holds = all(ratio <= TARGET for ratio in ratios.values())
+        holds = all(ratio <= TARGET for ratio in ratios.values()) and growth <= GROWTH_TARGET
         print(result("rollout_wire", ratios[OPEN_REQUESTS[0]], TARGET, holds, rows))
 
 

@@ -4,7 +4,9 @@ A new part does what the one before it did: a replica loads the newest committed
 the workers learn its address; a worker's groups are given up, its outbox is put first, and it plays if rollouts are on;
 a learner goes on from the newest checkpoint (P6).
 
-Workers wait for replicas that are being started again, never the other way round.
+Workers wait for replicas that are being started again, never the other way round. Replicas may also join and leave
+while the run goes on: one that joins is told to the workers as one that was started again, and has no request before it
+holds a committed version (case S6); one that leaves drains first, and tells the workers itself, through its door.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import contextlib
 import functools
 import logging
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from headrace.trainer.learner_actor import LearnerActor
 Address = tuple[str, int]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
+_LEAVE_DEADLINE_S = 10.0
 
 
 class Launches:
@@ -42,6 +46,8 @@ class Launches:
         self._supervision = supervision
         self._control_deadline_s = control_deadline_s
         self.replicas: list[RayPart] = []
+        self.holds_one = False
+        """Whether a replica has room for one version only."""
         self.workers: list[RayPart] = []
         self.held: set[int] = set()
         self.kept: list[int] | None = None
@@ -51,11 +57,18 @@ class Launches:
         self._learner: RayPart | None = None
         self._model: Path | SharedModel = Path()
         self._addresses: dict[int, Address] = {}
+        self._indices: dict[str, int] = {}
+        self._leaving: list[RayPart] = []
         self._holders: dict[int, str] = {}
         self._knowing: set[int] = set()  # workers whose curriculum had learnt something
         self._begun = Begun(head=-1, steps=0)
         self._epoch = 0
         self._takeover = False
+
+    @property
+    def everyone(self) -> list[RayPart]:
+        """The replicas, and those that are about to leave."""
+        return [*self.replicas, *self._leaving]
 
     @property
     def learner(self) -> RayPart:
@@ -77,24 +90,77 @@ class Launches:
         self._takeover = owns_server
         # Ray keeps the names of dead actors for a while: those of a driver that was killed must not be in the way.
         self.namespace = f"{context.run}-{secrets.token_hex(3)}"
-        make = functools.partial(
+        self._make = functools.partial(
             RayPart,
             namespace=self.namespace,
             supervision=self._supervision,
             place_deadline_s=self._deadline_s,
             control_deadline_s=self._control_deadline_s,
         )
-        seat = placement.options
-        self._learner = make("learner", LearnerActor, bring_up=self._bring_up_learner, options=seat("learner-0"))
-        for n in range(context.config.serving.replicas):
-            bring_up = functools.partial(self._bring_up_replica, n)
-            name = f"replica-{n}"
-            self.replicas.append(make(name, ReplicaActor, bring_up=bring_up, options=seat(name)))
+        self._learner = self._make(
+            "learner", LearnerActor, bring_up=self._bring_up_learner, options=placement.options("learner-0")
+        )
+        for _ in range(context.config.serving.replicas):
+            self.replicas.append(self._new_replica())
         for n in range(context.config.rollout.workers):
             bring_up = functools.partial(self._bring_up_worker, n)
             name = f"rollout-{n}"
-            self.workers.append(make(name, RolloutActor, bring_up=bring_up, options=seat(name)))
+            self.workers.append(self._make(name, RolloutActor, bring_up=bring_up, options=placement.options(name)))
         await asyncio.gather(*(replica.bring_up() for replica in self.replicas))
+
+    # --- replicas that join and leave ---------------------------------------------------------------------------------
+
+    def _new_replica(self) -> RayPart:
+        index = len(self._indices)  # never used again: Ray keeps the names of dead actors, and files bear them
+        name = f"replica-{index}"
+        self._indices[name] = index
+        bring_up = functools.partial(self._bring_up_replica, index)
+        return self._make(name, ReplicaActor, bring_up=bring_up, options=self._placement.options(name))
+
+    async def add_replica(self) -> str:
+        """Let one more replica join; returns its name when it is up.
+
+        Raises:
+            ConfigError: the cluster has no room for it.
+            HeadraceError: it does not come up. In either case it does not join.
+        """
+        index = len(self._indices)
+        await self._placement.add_replica(index)
+        replica = self._new_replica()
+        try:
+            await replica.bring_up()
+        except BaseException:
+            self._addresses.pop(index, None)
+            await replica.close()
+            await self._placement.remove_replica(index)
+            raise
+        self.replicas.append(replica)
+        return replica.name
+
+    async def remove_replica(self, name: str, deadline_s: float, see: Callable[[RayPart, Any], None]) -> None:
+        """Let a replica leave: it takes no new session, and ends when its last one has, or after `deadline_s`. What it
+        still had then ends as it does when a replica dies. `see` is shown its counters meanwhile."""
+        replica = next(replica for replica in self.replicas if replica.name == name)
+        index = self._indices[name]
+        self.replicas.remove(replica)
+        self._leaving.append(replica)
+        self._addresses.pop(index, None)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await replica.ask_now(f"{name} is to leave", lambda actor: actor.leave.remote())
+                while (stats := await replica.ask_now("asking", lambda actor: actor.stats.remote())).sessions:
+                    see(replica, stats)
+                    await asyncio.sleep(_POLL_S)
+                see(replica, stats)
+        except PartDied as death:
+            _log.warning("%s died while it was to leave: %s", name, death)
+        except TimeoutError:
+            _log.warning("%s still had sessions after %g s, and leaves them", name, deadline_s)
+        await _closed(replica, _LEAVE_DEADLINE_S)
+        await replica.close()
+        await self._placement.remove_replica(index)
+        self._addresses.pop(index, None)
+        self._leaving.remove(replica)
 
     async def begin(self, model_dir: Path) -> Begun:
         """Bring up the learner and the workers; returns where the learner stands."""
@@ -121,7 +187,7 @@ class Launches:
 
     async def close(self, deadline_s: float) -> None:
         """End every part; those that answer within the deadline may put their things in order before."""
-        parts = [*self.workers, *self.replicas, *([self._learner] if self._learner else [])]
+        parts = [*self.workers, *self.replicas, *self._leaving, *([self._learner] if self._learner else [])]
         for part in parts:
             await part.abandon_restart()
         if deadline_s:
@@ -136,7 +202,8 @@ class Launches:
         name = f"replica-{index}"
         build = functools.partial(wiring.build_replica, self._context, index)
         address: Address = await answer(f"starting {name}", actor.start.remote(build), self._deadline_s)
-        for version in sorted(self.held):
+        self.holds_one = (await answer(f"asking {name}", actor.stats.remote())).capacity == 1
+        for version in () if self.holds_one else sorted(self.held):  # P22: else one replica is chosen to hold it
             await answer(f"holding a version ({name})", actor.hold.remote(version))
         self._addresses[index] = address
         built = [self.workers[n] for n in self._holders]
@@ -161,11 +228,14 @@ class Launches:
         building = asyncio.ensure_future(answer(f"starting {name}", actor.build.remote(build), self._deadline_s))
         try:
             while not (await asyncio.wait({building}, timeout=_POLL_S))[0]:
-                if await self._serving() != addresses:
+                if self._lost(addresses, await self._serving()):
                     raise PartDied("a replica died while the worker was built")
             await self._built(building, addresses)
         finally:
             building.cancel()
+        for n, address in list(self._addresses.items()):
+            if n not in addresses:  # it joined meanwhile
+                await answer(f"introducing replica-{n}", actor.replace_replica.remote(f"replica-{n}", *address))
         self._holders[index] = await answer(f"asking {name}", actor.holder.remote())
         await answer(f"emptying the outbox ({name})", actor.put_left.remote(), self._deadline_s)
         if before:  # P2, P11: what it had finished is put; what it played goes on at once, whoever takes it
@@ -186,8 +256,13 @@ class Launches:
             if await self._serving() == addresses:
                 raise
             raise PartDied(f"a replica died while the worker was built: {error}") from error
-        if await self._serving() != addresses:
+        if self._lost(addresses, await self._serving()):
             raise PartDied("a replica died while the worker was built")
+
+    @staticmethod
+    def _lost(before: dict[int, Address], now: dict[int, Address]) -> bool:
+        """Whether a replica is somewhere else by now; those that have joined or left are no loss."""
+        return any(now[n] != address for n, address in before.items() if n in now)
 
     async def _serving(self) -> dict[int, Address]:
         """Where the replicas are, once all are up."""

@@ -30,6 +30,9 @@ from headrace.deploy.checks import check_cluster
 from headrace.deploy.context import RunContext
 from headrace.deploy.ledger_watch import LedgerWatch
 from headrace.deploy.placement import Placement
+from headrace.deploy.pool_control import PoolControl
+from headrace.deploy.pool_rolling import PoolRolling, longest_episode_s
+from headrace.deploy.pool_scaling import PoolScaling
 from headrace.deploy.ray_cluster import RayCluster
 from headrace.deploy.ray_launches import Launches
 from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart
@@ -72,7 +75,8 @@ class RayRuntime:
     def __init__(self, context: RunContext) -> None:
         check_cluster(context.config)
         self._context = replace(context, door_token=secrets.token_hex(32))
-        self._supervision = Supervision(context.config.runtime.max_restarts, Events(context.root, time.time).add)
+        self._events = Events(context.root, time.time)
+        self._supervision = Supervision(context.config.runtime.max_restarts, self._events.add)
         self._cluster = RayCluster(context)
         self._placement = Placement(context.config, context.config.serving.start_deadline_s, context.run)
         self._ray_start: asyncio.Task[None] | None = None
@@ -81,6 +85,7 @@ class RayRuntime:
         self._closings: list[Callable[[], Awaitable[None]]] = []
         self._ledger_watch: asyncio.Task[None] | None = None
         self._cluster_watch: asyncio.Task[None] | None = None
+        self._pool_loops: list[asyncio.Task[None]] = []
         self._parts = Launches(self._supervision)
         self._seen: dict[tuple[str, int], ReplicaStats | WorkerStats] = {}
         self._fates_read, self._fates_epoch = 0, 0
@@ -101,6 +106,10 @@ class RayRuntime:
         await self._parts.launch(
             self._context, self._connected(), self._placement, owns_server=self._server is not None
         )
+        config, parts = self._context.config, self._parts
+        control = PoolControl(self._context.root)
+        loops = (PoolRolling(parts, config), PoolScaling(parts, config, control, self._events.add, self._see))
+        self._pool_loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in loops]
 
     async def begin(self, model_dir: Path) -> Begun:
         """See `Runtime.begin`."""
@@ -150,8 +159,8 @@ class RayRuntime:
 
     async def evaluate(self, version: int, split: str, tasks: int, samples: int, index: int) -> list[EpisodeOutcome]:
         """See `Runtime.evaluate`."""
-        await self._wait_loaded(version)
-        replicas, workers = self._parts.replicas, self._parts.workers
+        workers = self._parts.workers
+        replicas = await self._wait_loaded(version)
         launches = [replica.launch for replica in replicas]
 
         def share(start: int) -> Callable[[Any], Awaitable[list[EpisodeOutcome]]]:
@@ -170,6 +179,8 @@ class RayRuntime:
     async def hold(self, version: int) -> None:
         """See `Runtime.hold`."""
         self._parts.held.add(version)
+        if self._parts.holds_one:  # P22: one replica is chosen, and rolls to it (pool_rolling.py)
+            return
         await self._of_all("holding a version", self._parts.replicas, lambda actor: actor.hold.remote(version))
 
     async def let_go(self, version: int) -> None:
@@ -257,11 +268,12 @@ class RayRuntime:
     async def close(self) -> None:
         """See `Runtime.close`."""
         may_ask = self._cluster.is_up and not (self._ledger_watch is not None and self._ledger_watch.done())
-        watches = [watch for watch in (self._ledger_watch, self._cluster_watch) if watch is not None]
+        watches = [each for each in (self._ledger_watch, self._cluster_watch, *self._pool_loops) if each is not None]
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
         self._ledger_watch = self._cluster_watch = None
+        self._pool_loops = []
         if self._ray_start is not None:
             await asyncio.gather(self._ray_start, return_exceptions=True)  # a thread cannot be interrupted
             self._ray_start = None
@@ -307,7 +319,7 @@ class RayRuntime:
 
     def _raise_watched(self) -> None:
         """What the watches found ends the run, whatever is being waited for (case E9)."""
-        for watch in (self._ledger_watch, self._cluster_watch):
+        for watch in (self._ledger_watch, self._cluster_watch, *self._pool_loops):
             if watch is not None and watch.done():
                 watch.result()
 
@@ -332,8 +344,11 @@ class RayRuntime:
         """The counters of these parts. Those of every launch are kept, as sums go on over its death."""
         everyone = await self._of_all("asking for counters", parts, lambda actor: actor.stats.remote())
         for part, stats in zip(parts, everyone, strict=True):
-            self._seen[part.name, part.launch] = stats
+            self._see(part, stats)
         return everyone
+
+    def _see(self, part: RayPart, stats: ReplicaStats | WorkerStats) -> None:
+        self._seen[part.name, part.launch] = stats
 
     async def _stop_worker(self, worker: RayPart) -> None:
         """Stop a worker; of one that is dead, the ledger ends what it played."""
@@ -347,23 +362,34 @@ class RayRuntime:
         """As many waves as it takes, each as long as the slowest episode may be."""
         config = self._context.config
         waves = -(-episodes // (config.rollout.workers * config.rollout.max_episodes))
-        slowest_s = max(e.reset_deadline_s + e.budgets.max_seconds + 2 * e.step_deadline_s for e in config.environments)
-        return waves * slowest_s + CONTROL_DEADLINE_S
+        return waves * longest_episode_s(config) + CONTROL_DEADLINE_S
 
-    async def _wait_loaded(self, version: int) -> None:
-        """Wait until every replica serves `version`."""
-        deadline_s = self._context.config.serving.start_deadline_s
+    async def _wait_loaded(self, version: int) -> list[RayPart]:
+        """Wait until every replica serves `version`, or where each holds only one the one that is held to it (P22);
+        returns those that do."""
+        config, one = self._context.config, self._parts.holds_one
+        deadline_s = config.serving.start_deadline_s + (longest_episode_s(config) if one else 0.0)
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
-                    replicas = await self._stats_of(self._parts.replicas)
-                    if all(version in stats.versions for stats in replicas):
-                        return
+                    replicas = list(self._parts.replicas)
+                    stats = await self._stats_of(replicas)
+                    there = [part for part, each in zip(replicas, stats, strict=True) if _serves(each, version)]
+                    if there if one else len(there) == len(replicas):
+                        return there
                     await asyncio.sleep(_POLL_S)
+        except DeadlineExceeded:
+            raise
         except TimeoutError:
-            raise DeadlineExceeded(f"not every replica loaded version {version} within {deadline_s} s") from None
+            which = "no replica" if one else "not every replica"
+            raise DeadlineExceeded(f"{which} loaded version {version} within {deadline_s:g} s") from None
 
     def _connected(self) -> PatientLedger:
         if self._ledger is None:
             raise RunFailed("the ledger is not connected")
         return self._ledger
+
+
+def _serves(stats: ReplicaStats, version: int) -> bool:
+    """Whether a replica serves a version and will not give it up; one with room for others keeps what is held."""
+    return version in stats.versions and not stats.is_draining and (stats.capacity > 1 or version in stats.held)

@@ -190,6 +190,8 @@ class Supervised(Generic[H]):
             await asyncio.gather(self._restarting, return_exceptions=True)
 
     async def close(self) -> None:
-        """End the part, without asking it."""
+        """End the part, without asking it. It is not started again."""
         await self.abandon_restart()
+        if self._given_up is None:
+            self._given_up = PartDied(f"{self.name} was ended")
         self._discard(self.handle)

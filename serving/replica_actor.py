@@ -28,6 +28,14 @@ class _ReplicaActor:
         """See `ReplicaService.let_go`."""
         self._service.let_go(version)
 
+    async def roll(self, version: int, hold: bool, drain_deadline_s: float) -> None:
+        """See `ReplicaService.roll`."""
+        self._service.roll(version, hold, drain_deadline_s)
+
+    async def leave(self) -> None:
+        """See `ReplicaService.leave`."""
+        self._service.leave()
+
     async def busy_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """See `ReplicaService.busy_intervals`."""
         return self._service.busy_intervals(since_s)

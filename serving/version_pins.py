@@ -30,6 +30,11 @@ class VersionPins:
         return version in self._until_s
 
     @property
+    def versions(self) -> Sequence[int]:
+        """What is pinned."""
+        return sorted(self._until_s)
+
+    @property
     def renew_in_s(self) -> float:
         """How long to wait before the next `renew`: so that a pin is renewed in good time, or given up in time."""
         soonest_s = min(self._until_s.values(), default=float("inf")) - self._clock()

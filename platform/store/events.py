@@ -24,6 +24,7 @@ class RunEvent(StrEnum):
     PART_DIED = "part_died"
     PART_RESTARTED = "part_restarted"
     RECONCILED = "reconciled"
+    POOL_SCALED = "pool_scaled"
     ENVIRONMENTS_ALLOWED = "environments_allowed"
     ENDED = "ended"
 

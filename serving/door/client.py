@@ -1,21 +1,34 @@
-"""The client of the token door: one connection to one replica, any number of requests in flight.
+"""The client of the token door: one replica, any number of requests in flight, over one connection at a time.
 
-Owns the open requests of this connection. Each ends exactly once: with a generation, the replica's error, its
-deadline, its caller's cancellation, or EngineDead the moment the connection is lost.
+::
+
+    generate ─► send ─► reply ─► acknowledged with the next frame
+                 ▲ │
+                 │ └── connection lost ─► [reconnect] dial, pause, dial, … ─► the same instance: send again what is open
+                 └──────────────────────────────┘                         └─► refused, another one, too late: EngineDead
+
+Owns the open requests. Each ends exactly once: with a generation, the replica's error, its deadline, its caller's
+cancellation, or EngineDead when the replica is really gone. A connection that is lost is no such end: what is open is
+sent again under its key, and the replica answers with what it has kept (P24, case S7). Deadlines run on meanwhile.
 """
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable
 
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError
 from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.serving.door.deadlines import DeadlineTimer
-from headrace.serving.door.frames import MAX_FRAME_BYTES, QUEUE_LIMIT_BYTES, FrameProtocol
-from headrace.serving.door.handshake import HANDSHAKE_FRAME_BYTES, ClientHandshake
+from headrace.serving.door.frames import QUEUE_LIMIT_BYTES, FrameError
+from headrace.serving.door.handshake import ClientHandshake, DoorRefused
+from headrace.serving.door.link import Link
 from headrace.serving.door.messages import (
+    Acknowledge,
     Cancel,
     Failure,
+    Farewell,
+    Goodbye,
     Release,
     Reply,
     Versions,
@@ -27,31 +40,51 @@ from headrace.serving.door.messages import (
 )
 
 _CLOSE_GRACE_S = 1.0
+_MAX_UNACKNOWLEDGED = 256
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
-class DoorClient(FrameProtocol):
-    """A TokenGenerator over a connection. Made by `connect`.
+class DoorClient:
+    """A TokenGenerator behind a door. Made by `connect`.
 
-    `replica` is the server's name. `closed` is set when the connection is gone. `on_versions` is called whenever the
-    replica announces what it holds, `on_closed` once at the end; both belong to whoever owns the client.
+    `replica` is the server's name. `closed` is set when the replica is gone, or this client was closed. `on_versions`
+    is called whenever the replica announces what it holds, or the connection is lost or back; `on_closed` once at the
+    end; both belong to whoever owns the client.
+
+    Args:
+        host, port: of the door.
+        token: the shared secret.
+        reconnect_s: how long a lost connection is tried again.
     """
 
-    def __init__(self, handshake: ClientHandshake) -> None:
-        super().__init__(HANDSHAKE_FRAME_BYTES)
-        self._handshake: ClientHandshake | None = handshake
-        self._open: dict[int, tuple[asyncio.Future[Generation], float, float]] = {}
+    def __init__(self, host: str, port: int, token: str, reconnect_s: float = 10.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._host, self._port, self._token = host, port, token
+        self._reconnect_s = reconnect_s
+        self._name = secrets.token_hex(8)
+        self._link: Link | None = None
+        self._is_up = False
+        self._open: dict[int, tuple[asyncio.Future[Generation], float, GenerationRequest]] = {}
         self._number = 0
+        self._arrived: list[str] = []
+        self._given_up: list[str] = []
         self._deadlines = DeadlineTimer(self._loop, self._sweep)
-        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._reconnecting: asyncio.Task[None] | None = None
         self._versions: tuple[int, ...] = ()
         self._why_lost = ""
+        self._instance = ""
         self.replica = ""
+        self.is_draining = False
+        self.retried = 0
+        """Requests that were sent again under their key, as a connection was lost."""
         self.closed = asyncio.Event()
         self.on_versions: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
 
     @classmethod
-    async def connect(cls, host: str, port: int, token: str, *, deadline_s: float = 10.0) -> "DoorClient":
+    async def connect(
+        cls, host: str, port: int, token: str, *, deadline_s: float = 10.0, reconnect_s: float = 10.0
+    ) -> "DoorClient":
         """Connect and shake hands; returns when the replica has said which versions it holds.
 
         Raises:
@@ -59,19 +92,16 @@ class DoorClient(FrameProtocol):
             DeadlineExceeded: no complete handshake within `deadline_s` (case X8).
             EngineDead: nobody listens there, or the connection was lost on the way.
         """
-        loop = asyncio.get_running_loop()
+        client = cls(host, port, token, reconnect_s)
         try:
             async with asyncio.timeout(deadline_s):
-                _, client = await loop.create_connection(lambda: cls(ClientHandshake(token)), host, port)
-                try:
-                    await client._ready
-                except BaseException:  # a cancelled caller, too, leaves no half-made connection behind
-                    client.abort()
-                    raise
+                client._use(await client._dial())
         except TimeoutError as error:
             raise DeadlineExceeded(f"no handshake with {host}:{port} within {deadline_s} s") from error
         except OSError as error:
             raise EngineDead(f"no connection to {host}:{port}: {error}") from error
+        if not client.is_connected:
+            raise EngineDead(f"{host}:{port} has closed the connection")
         return client
 
     # --- TokenGenerator -----------------------------------------------------------------------------------------------
@@ -79,41 +109,59 @@ class DoorClient(FrameProtocol):
     async def generate(self, request: GenerationRequest) -> Generation:
         """See TokenGenerator. Raises EngineError for a request that is larger than a frame may be."""
         due_s = self._loop.time() + request.deadline_s
-        if self._queued_bytes > QUEUE_LIMIT_BYTES:
-            await self._wait_for_room(request)
+        link = self._link
+        if link is not None and link.queued_bytes > QUEUE_LIMIT_BYTES:
+            await self._wait_for_room(link, request)
+            link = self._link
         if self.closed.is_set():
             raise EngineDead(self._why_lost)
         self._number = number = self._number + 1
-        self.send(encode_request(number, request))
+        body = encode_request(number, request, request.deadline_s)
+        if self._is_up and link is not None:
+            if self._arrived:
+                self._acknowledge(link)
+            link.send(body)
         future: asyncio.Future[Generation] = self._loop.create_future()
-        self._open[number] = (future, due_s, request.deadline_s)
+        self._open[number] = (future, due_s, request)
         if due_s < self._deadlines.next_s:
             self._deadlines.arm(due_s)
         try:
             return await future
         except asyncio.CancelledError:
             if self._open.pop(number, None) is not None:
-                self.send(encode(Cancel(number)))
+                self._give_up(request.key)
             raise
 
     async def release(self, session: str) -> None:
         """See TokenGenerator. Does not wait for the replica."""
-        if self.is_open:
-            self.send(encode(Release(session)))
+        if self._is_up and self._link is not None:
+            if self._arrived:
+                self._acknowledge(self._link)
+            self._link.send(encode(Release(session)))
 
     def versions(self) -> tuple[int, ...]:
-        """What the replica announced last, oldest first; nothing once the connection is gone."""
+        """What the replica announced last, oldest first; nothing once it is gone."""
         return self._versions
 
     async def close(self) -> None:
         """End open requests with EngineDead and part from the replica. Safe to call twice."""
         self._why_lost = self._why_lost or "the connection was closed on this side"
-        self.finish()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.gather(self._reconnecting, return_exceptions=True)
+        link = self._link
+        if self.closed.is_set():
+            return
+        if link is None or not self._is_up:
+            self._end("")
+            return
+        link.send(encode(Farewell()))
+        link.finish()
         try:
             async with asyncio.timeout(_CLOSE_GRACE_S):
                 await self.closed.wait()
         except TimeoutError:
-            self.abort()
+            link.abort()
             await self.closed.wait()
 
     @property
@@ -121,86 +169,152 @@ class DoorClient(FrameProtocol):
         """Requests that wait for the replica."""
         return len(self._open)
 
-    async def _wait_for_room(self, request: GenerationRequest) -> None:
+    @property
+    def is_connected(self) -> bool:
+        """False while a lost connection is tried again: what is asked then waits for it."""
+        return self._is_up
+
+    async def _wait_for_room(self, link: Link, request: GenerationRequest) -> None:
         try:
             async with asyncio.timeout(request.deadline_s):
-                await self.room()
+                await link.room()
         except TimeoutError as error:
             raise self._late(request.deadline_s) from error
 
+    def _acknowledge(self, link: Link) -> None:
+        """P24: these results need not be kept. It travels with whatever is sent next."""
+        keys, self._arrived = tuple(self._arrived), []
+        link.send(encode(Acknowledge(keys)))
+
+    def _give_up(self, key: str) -> None:
+        if self._is_up and self._link is not None:
+            self._link.send(encode(Cancel(key)))
+        else:
+            self._given_up.append(key)
+
     # --- frames -------------------------------------------------------------------------------------------------------
 
-    def frame_received(self, body: bytes) -> None:
+    def received(self, body: bytes) -> None:
         """One frame of the server."""
-        if self._handshake is not None:
-            self._shake(self._handshake, body)
-            return
         opened = self._open
         for message in decode_for_client(body):
             if type(message) is Reply:
                 generation = generation_of(message)
                 entry = opened.pop(message.number, None)
-                if entry is not None and not entry[0].done():
-                    entry[0].set_result(generation)
+                if entry is not None:
+                    self._arrived.append(entry[2].key)
+                    if not entry[0].done():
+                        entry[0].set_result(generation)
             elif type(message) is Failure:
                 entry = opened.pop(message.number, None)
                 if entry is not None and not entry[0].done():
                     entry[0].set_exception(error_of(message))
             elif type(message) is Versions:
-                self._announced(message.numbers)
+                self._versions, self.is_draining = message.numbers, message.draining
+                self._tell()
+            elif type(message) is Goodbye:
+                self._why_lost = self._why_lost or message.why
+        if len(self._arrived) > _MAX_UNACKNOWLEDGED and self._is_up and self._link is not None:
+            self._acknowledge(self._link)
 
-    def _announced(self, versions: tuple[int, ...]) -> None:
-        self._versions = versions
-        if not self._ready.done():
-            self._ready.set_result(None)
+    def _tell(self) -> None:
         if self.on_versions is not None:
             self.on_versions()
-
-    def _shake(self, handshake: ClientHandshake, body: bytes) -> None:
-        answer = handshake.receive(body)
-        if answer is not None:
-            self.send_alone(answer)
-        elif handshake.replica is not None:
-            self.replica = handshake.replica
-            self._handshake = None
-            self._reader.max_bytes = MAX_FRAME_BYTES
-
-    def broken(self, error: EngineError) -> None:
-        """The server refused, or does not speak the protocol."""
-        self._why_lost = str(error)
-        if not self._ready.done():
-            self._ready.set_exception(error)
-        self.abort()
 
     def _sweep(self, now_s: float) -> float:
         late = [number for number, (_, due_s, _) in self._open.items() if due_s <= now_s]
         for number in late:
-            future, _, deadline_s = self._open.pop(number)
+            future, _, request = self._open.pop(number)
             if not future.done():
-                future.set_exception(self._late(deadline_s))
-                self.send(encode(Cancel(number)))
+                future.set_exception(self._late(request.deadline_s))
+                self._give_up(request.key)
         return min((due_s for _, due_s, _ in self._open.values()), default=math.inf)
 
     def _late(self, deadline_s: float) -> DeadlineExceeded:
         return DeadlineExceeded(f"replica {self.replica} did not answer within {deadline_s} s")
 
-    # --- the connection -----------------------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Open the handshake."""
-        super().connection_made(transport)
-        if self._handshake is not None:
-            self.send_alone(self._handshake.opening)
+    async def _dial(self) -> Link:
+        """A new connection that has shaken hands. Raises OSError, DoorRefused, EngineDead."""
+        _, link = await self._loop.create_connection(
+            lambda: Link(self, ClientHandshake(self._token, client=self._name)), self._host, self._port
+        )
+        try:
+            await link.ready
+        except BaseException:  # a cancelled caller, too, leaves no half-made connection behind
+            link.abort()
+            raise
+        return link
 
-    def lost(self, reason: str) -> None:
-        """Fail whatever is open, at once."""
+    def _use(self, link: Link) -> None:
+        self._link, self._is_up = link, link.is_open
+        self.replica, self._instance = link.replica, link.instance
+
+    def lost(self, link: Link, reason: str) -> None:
+        """A connection is gone; only the one in use matters."""
+        if link is not self._link or self.closed.is_set():
+            return
+        self._link, self._is_up = None, False
+        if self._why_lost or link.failure is not None:  # closed here, a goodbye, or a server that breaks the protocol
+            self._end(str(link.failure or reason))
+            return
+        self._reconnecting = asyncio.create_task(self._reconnect(reason), name="reconnect")
+        self._tell()
+
+    async def _reconnect(self, reason: str) -> None:
+        """P24: the same instance knows what was asked; any other end is the replica's."""
+        pause_s = _FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout(self._reconnect_s):
+                while True:
+                    try:
+                        link = await self._dial()
+                        break
+                    except (ConnectionRefusedError, DoorRefused) as error:
+                        self._end(f"{reason}; then: {error}")
+                        return
+                    except (OSError, EngineError):
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except TimeoutError:
+            self._end(f"{reason}; not reached for {self._reconnect_s:g} s")
+            return
+        if link.instance != self._instance:
+            link.abort()
+            self._end(f"{reason}; another one has taken its place")
+            return
+        self._use(link)
+        if self._is_up:
+            self._send_again(link)
+        else:
+            self.lost(link, reason)
+        self._tell()
+
+    def _send_again(self, link: Link) -> None:
+        given_up, self._given_up = self._given_up, []
+        if self._arrived:
+            self._acknowledge(link)
+        for key in given_up:
+            link.send(encode(Cancel(key)))
+        now_s = self._loop.time()
+        for number, (future, due_s, request) in list(self._open.items()):
+            if future.done():
+                continue
+            try:
+                link.send(encode_request(number, request, max(due_s - now_s, 0.0)))
+                self.retried += 1
+            except FrameError as error:
+                del self._open[number]
+                future.set_exception(error)
+
+    def _end(self, reason: str) -> None:
+        """The replica is gone: fail whatever is open, at once."""
+        self._is_up = False
         self._deadlines.stop()
         self._why_lost = f"replica {self.replica or 'unknown'} is gone: {self._why_lost or reason}"
         self._versions = ()
         self.closed.set()
-        if not self._ready.done():
-            self._ready.set_exception(EngineDead(self._why_lost))
-            self._ready.exception()  # `connect` may already have given up, and then nobody looks
         entries = list(self._open.values())
         self._open.clear()
         for future, _, _ in entries:

@@ -2,14 +2,15 @@
 
 ::
 
-    client  Hello(protocols, nonce)          ─►
-            ◄─  Challenge(protocol, nonce)           or  Refused(reason)
-            Proof(HMAC as client)            ─►
-            ◄─  Welcome(HMAC as server, replica)     or  Refused(reason)
+    client  Hello(protocols, nonce, client)      ─►
+            ◄─  Challenge(protocol, nonce, instance)     or  Refused(reason)
+            Proof(HMAC as client)                ─►
+            ◄─  Welcome(HMAC as server, replica)         or  Refused(reason)
 
-Both prove that they hold the token by an HMAC over both nonces and the offered and chosen protocol versions, so the
-token never travels, no proof can be used twice, and no one in between can change the version. Confidentiality is not
-its business: that is the network's.
+Both prove that they hold the token by an HMAC over the first two frames, so the token never travels, no proof can be
+used twice, and no one in between can change the version or who is who. `client` and `instance` name the two ends across
+connections: a client that comes back is known, and it knows whether the replica is the one that it had asked (P24).
+Confidentiality is not its business: that is the network's.
 """
 
 import hashlib
@@ -50,12 +51,13 @@ class DoorRefused(EngineError):
 
 
 class Hello(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """The client's opening: the protocol versions that it speaks, and its nonce."""
+    """The client's opening: the protocol versions that it speaks, its nonce, and its own name."""
 
     magic: str
     oldest: int
     newest: int
     nonce: bytes
+    client: str = ""
 
 
 class Proof(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -65,10 +67,11 @@ class Proof(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Challenge(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """The protocol version to be spoken, and the server's nonce."""
+    """The protocol version to be spoken, the server's nonce, and the name of this life of the server."""
 
     protocol: int
     nonce: bytes
+    instance: str = ""
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -99,11 +102,20 @@ def _malformed(what: object) -> DoorRefused:
 
 
 class ServerHandshake:
-    """The server's half: feed it frames, send what it answers, until `done`."""
+    """The server's half: feed it frames, send what it answers, until `done`; then `client` is the peer's name."""
 
-    def __init__(self, token: str, replica: str, oldest: int = PROTOCOL_OLDEST, newest: int = PROTOCOL_NEWEST) -> None:
+    def __init__(
+        self,
+        token: str,
+        replica: str,
+        oldest: int = PROTOCOL_OLDEST,
+        newest: int = PROTOCOL_NEWEST,
+        *,
+        instance: str = "",
+    ) -> None:
         self._token = token
         self._replica = replica
+        self._instance = instance
         self._oldest = oldest
         self._newest = newest
         self._hello: Hello | None = None
@@ -133,8 +145,13 @@ class ServerHandshake:
                 RefusalReason.PROTOCOL_MISMATCH,
             )
         self._hello = hello
-        self._challenge = Challenge(protocol, secrets.token_bytes(_NONCE_BYTES))
+        self._challenge = Challenge(protocol, secrets.token_bytes(_NONCE_BYTES), self._instance)
         return encode(self._challenge)
+
+    @property
+    def client(self) -> str:
+        """The name that the peer gave itself."""
+        return self._hello.client if self._hello is not None else ""
 
     def _welcomed(self, proof: Proof, hello: Hello, challenge: Challenge) -> bytes:
         if not hmac.compare_digest(proof.mac, _mac(self._token, "client", hello, challenge)):
@@ -151,11 +168,18 @@ def refusal(error: DoorRefused) -> bytes:
 class ClientHandshake:
     """The client's half: send `opening`, feed it frames, send what it answers, until `replica` is known."""
 
-    def __init__(self, token: str, oldest: int = PROTOCOL_OLDEST, newest: int = PROTOCOL_NEWEST) -> None:
+    def __init__(
+        self, token: str, oldest: int = PROTOCOL_OLDEST, newest: int = PROTOCOL_NEWEST, *, client: str = ""
+    ) -> None:
         self._token = token
-        self._hello = Hello(_MAGIC, oldest, newest, secrets.token_bytes(_NONCE_BYTES))
+        self._hello = Hello(_MAGIC, oldest, newest, secrets.token_bytes(_NONCE_BYTES), client)
         self._challenge: Challenge | None = None
         self.replica: str | None = None
+
+    @property
+    def instance(self) -> str:
+        """The name of this life of the server."""
+        return self._challenge.instance if self._challenge is not None else ""
 
     @property
     def opening(self) -> bytes:

@@ -12,11 +12,11 @@ import numpy as np
 
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
 from headrace.platform.records.generation import Generation, GenerationRequest, SamplingParams
-from headrace.platform.records.status import FinishReason
+from headrace.platform.records.status import FinishReason, UpdateMode
 from headrace.platform.records.versions import VersionSpan
 
-PROTOCOL_OLDEST = 1
-PROTOCOL_NEWEST = 1
+PROTOCOL_OLDEST = 2
+PROTOCOL_NEWEST = 2
 
 _I32 = np.dtype("<i4")
 _F32 = np.dtype("<f4")
@@ -36,7 +36,7 @@ class ErrorCode(StrEnum):
 
 
 class Ask(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """A GenerationRequest; `number` names it on this connection."""
+    """A GenerationRequest. `number` names the answer on this connection; `key` the request on all of them (P24)."""
 
     number: int
     key: str
@@ -46,18 +46,29 @@ class Ask(msgspec.Struct, array_like=True, tag=1, gc=False):
     seed: int
     sampling: SamplingParams
     deadline_s: float
+    update_mode: UpdateMode
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=2, gc=False):
     """Nobody waits for this request any more."""
 
-    number: int
+    key: str
 
 
 class Release(msgspec.Struct, array_like=True, tag=3, gc=False):
     """The episode samples no further (P19)."""
 
     session: str
+
+
+class Acknowledge(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """The results of these requests have arrived and need not be kept (P24)."""
+
+    keys: tuple[str, ...]
+
+
+class Farewell(msgspec.Struct, array_like=True, tag=5, gc=False):
+    """The client ends here: it will not come back for what is open."""
 
 
 class Reply(msgspec.Struct, array_like=True, tag=_REPLY_TAG, gc=False):
@@ -81,14 +92,23 @@ class Failure(msgspec.Struct, array_like=True, tag=2, gc=False):
 
 
 class Versions(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """The versions that can be asked for from now on, oldest first."""
+    """The versions that can be asked for from now on, oldest first; while `draining`, by sessions that are there."""
 
     numbers: tuple[int, ...]
+    draining: bool
+
+
+class Goodbye(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """The replica ends here: there is nobody to come back to."""
+
+    why: str
 
 
 _decode_spans = msgspec.msgpack.Decoder(tuple[VersionSpan, ...]).decode
-_to_server = msgspec.msgpack.Decoder[list[Ask | Cancel | Release]](list[Ask | Cancel | Release])
-_to_client = msgspec.msgpack.Decoder[list[Reply | Failure | Versions]](list[Reply | Failure | Versions])
+FromClient = Ask | Cancel | Release | Acknowledge | Farewell
+FromServer = Reply | Failure | Versions | Goodbye
+_to_server = msgspec.msgpack.Decoder[list[FromClient]](list[FromClient])
+_to_client = msgspec.msgpack.Decoder[list[FromServer]](list[FromServer])
 decode_for_server = _to_server.decode
 """A frame of what a client says. Raises msgspec.DecodeError or ValueError when it is none."""
 decode_for_client = _to_client.decode
@@ -100,8 +120,9 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encode(message)
 
 
-def encode_request(number: int, request: GenerationRequest) -> bytes:
-    """The message that asks for `request`. Raises TypeError unless its token ids are i32."""
+def encode_request(number: int, request: GenerationRequest, deadline_s: float) -> bytes:
+    """The message that asks for `request`, of whose deadline `deadline_s` are left. Raises TypeError unless its token
+    ids are i32."""
     ids = request.token_ids
     if ids.dtype != _I32:
         raise TypeError(f"token ids are i32, not {ids.dtype}")
@@ -114,7 +135,8 @@ def encode_request(number: int, request: GenerationRequest) -> bytes:
             request.version,
             request.seed,
             request.sampling,
-            request.deadline_s,
+            deadline_s,
+            request.update_mode,
         )
     )
 
@@ -122,7 +144,9 @@ def encode_request(number: int, request: GenerationRequest) -> bytes:
 def request_of(ask: Ask) -> GenerationRequest:
     """The record in `ask`; its token ids are a read-only view. Raises ValueError when they are cut short."""
     ids = np.frombuffer(ask.token_ids, _I32)
-    return GenerationRequest(ask.key, ask.session, ids, ask.version, ask.seed, ask.sampling, ask.deadline_s)
+    return GenerationRequest(
+        ask.key, ask.session, ids, ask.version, ask.seed, ask.sampling, ask.deadline_s, ask.update_mode
+    )
 
 
 def encode_generation(number: int, generation: Generation) -> bytes:

@@ -278,18 +278,19 @@ async def test_a_lost_connection_fails_open_requests_at_once():
         await client.release("session-1")
 
 
-async def test_a_lost_client_cancels_its_requests():
+async def test_a_client_that_says_farewell_takes_its_requests_along():
     engine = Engine()
-    async with connected(engine) as (server, client):
+    async with connected(engine, grace_s=60.0) as (server, client):
         engine.gate.clear()
         call = asyncio.ensure_future(client.generate(a_request(0)))
         await within(engine.started.acquire())
-        client.abort()
+        await client.close()
         with pytest.raises(EngineDead):
             await within(call)
         await within(engine.ended.acquire())
-        assert engine.cancelled == ["key-0"]
-        assert server.open_requests == 0
+        await within(engine.ended.acquire())
+        assert (engine.cancelled, engine.released) == (["key-0"], ["session-0"])
+        assert (server.open_requests, server.sessions) == (0, 0)
 
 
 async def test_close_ends_open_requests():
@@ -331,7 +332,7 @@ class Peer:
 
     def ask(self, number, request):
         """One request in a frame of its own."""
-        self.send(b"\x91" + messages.encode_request(number, request))
+        self.send(b"\x91" + messages.encode_request(number, request, request.deadline_s))
 
     async def read(self):
         (length,) = struct.unpack("<I", await within(self.reader.readexactly(4)))
@@ -363,7 +364,7 @@ async def test_a_protocol_mismatch_is_refused_on_both_sides():
     async with open_door(Engine()) as (server, host, port):
         peer, handshake = await Peer.plain(host, port), ClientHandshake(TOKEN, oldest=90, newest=99)
         peer.send(handshake.opening)
-        with pytest.raises(DoorRefused, match="protocols 1 to 1, the client 90 to 99") as refused:
+        with pytest.raises(DoorRefused, match="protocols 2 to 2, the client 90 to 99") as refused:
             handshake.receive(await peer.read())
         assert refused.value.reason is RefusalReason.PROTOCOL_MISMATCH
         assert await peer.rest() == b""
@@ -432,13 +433,14 @@ async def test_a_client_that_breaks_the_protocol_is_cut_off_alone(nonsense):
         await peer.close()
 
 
-async def test_a_number_in_use_cuts_the_client_off():
+async def test_a_client_that_breaks_the_protocol_loses_its_requests():
     engine = Engine()
     engine.gate.clear()
     async with open_door(engine) as (_, host, port):
         peer = await Peer.shaken(host, port)
-        for _ in range(2):
-            peer.ask(1, a_request())
+        peer.ask(1, a_request())
+        await within(engine.started.acquire())
+        peer.writer.write(struct.pack("<I", 2) + b"\xc1\xc1")
         assert await peer.rest() == b""
         await within(engine.ended.acquire())
         assert engine.cancelled == ["key-0"]
@@ -506,7 +508,7 @@ async def test_a_slow_reader_is_held_back_and_hurts_nobody_else():
         peer = await Peer.shaken("127.0.0.1", server.port)
         transport = peer.writer.transport
         transport.pause_reading()
-        (session,) = [s for s in server._sessions if s.is_open and s is not server_session_of(server, client)]
+        (session,) = [s for s in server._connections if s.is_open and s is not server_session_of(server, client)]
         number = 0
         while not session._paused:
             number += 1
@@ -525,8 +527,8 @@ async def test_a_slow_reader_is_held_back_and_hurts_nobody_else():
 
 def server_session_of(server, client):
     """The server's end of `client`."""
-    ours = client._transport.get_extra_info("sockname")
-    (session,) = [s for s in server._sessions if s._transport.get_extra_info("peername") == ours]
+    ours = client._link._transport.get_extra_info("sockname")
+    (session,) = [s for s in server._connections if s._transport.get_extra_info("peername") == ours]
     return session
 
 
@@ -535,14 +537,14 @@ async def test_a_client_that_never_reads_is_cut_off():
     async with open_door(engine, stall_deadline_s=0.1) as (server, host, port):
         peer = await Peer.shaken(host, port)
         peer.writer.transport.pause_reading()
-        (session,) = server._sessions
+        (session,) = server._connections
         number = 0
         while not session._paused:
             number += 1
             peer.ask(number, a_request(number, ids=range(20_000)))
             await within(engine.started.acquire())
         await within(asyncio.shield(session.gone))
-        assert server._sessions == set()
+        assert server._connections == set()
         await peer.close()
 
 
@@ -551,11 +553,11 @@ async def test_a_full_queue_makes_new_requests_wait_until_their_deadline(monkeyp
     monkeypatch.setattr("headrace.serving.door.client.QUEUE_LIMIT_BYTES", 100)
     engine = Engine()
     async with connected(engine) as (_, client):
-        client.pause_writing()
+        client._link.pause_writing()
         first = asyncio.ensure_future(client.generate(a_request(0, ids=range(100))))
         with pytest.raises(DeadlineExceeded):
             await within(client.generate(a_request(1, deadline_s=0.05)))
         second = asyncio.ensure_future(client.generate(a_request(2)))
-        client.resume_writing()
+        client._link.resume_writing()
         await within(asyncio.gather(first, second))
         assert [request.key for request in engine.seen] == ["key-0", "key-2"]

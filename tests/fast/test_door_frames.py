@@ -96,7 +96,7 @@ def test_wrong_token_is_refused_by_the_server():
 
 def test_a_server_without_the_token_is_refused_by_the_client():
     client = ClientHandshake("secret")
-    client.receive(msgspec.msgpack.encode(Challenge(1, bytes(32))))
+    client.receive(msgspec.msgpack.encode(Challenge(2, bytes(32))))
     with pytest.raises(DoorRefused) as refused:
         client.receive(msgspec.msgpack.encode(Welcome(bytes(32), "impostor")))
     assert refused.value.reason is RefusalReason.WRONG_TOKEN

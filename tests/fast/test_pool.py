@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
-from headrace.platform.records import FinishReason, Generation, GenerationRequest, f32, i32
+from headrace.platform.records import FinishReason, Generation, GenerationRequest, UpdateMode, f32, i32
 from headrace.serving.door.client import DoorClient
 from headrace.serving.door.server import DoorServer
 from headrace.serving.pool import Pool
@@ -14,8 +14,9 @@ from headrace.serving.pool import Pool
 WAIT_S = 10.0
 
 
-def a_request(session, version=1):
-    return GenerationRequest(f"key-{session}", session, i32([1]), version, 0)
+def a_request(session, version=1, mode=UpdateMode.STICKY, deadline_s=60.0):
+    key = f"key-{session}"
+    return GenerationRequest(key, session, i32([1]), version, 0, deadline_s=deadline_s, update_mode=mode)
 
 
 class Member:
@@ -24,6 +25,9 @@ class Member:
     def __init__(self, replica, *versions):
         self.replica = replica
         self.held = list(versions)
+        self.is_draining = False
+        self.is_connected = True
+        self.retried = 0
         self.on_versions = None
         self.on_closed = None
         self.closed = asyncio.Event()
@@ -31,10 +35,12 @@ class Member:
         self.gate.set()
         self.error = None
         self.served = []
+        self.requests = []
         self.released = []
 
     async def generate(self, request):
         self.served.append(request.session)
+        self.requests.append(request)
         await self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -118,6 +124,7 @@ async def test_a_session_moves_when_its_replica_no_longer_holds_the_version():
     assert (await within(pool.generate(a_request("s")))).replica == "b"
     a.announce(1, 2)
     assert (await within(pool.generate(a_request("s")))).replica == "b"
+    assert (a.released, b.released) == (["s"], []), "a keeps nothing for a session that has left"
 
 
 async def test_release_goes_to_the_sessions_replica_once():  # P19
@@ -163,10 +170,137 @@ async def test_a_replica_whose_engine_is_dead_leaves_and_one_with_an_error_stays
     a, b = Member("a", 1), Member("b", 1)
     pool = a_pool(a, b)
     a.error, b.error = EngineDead("core gone"), EngineError("out of memory")
-    for session, error in (("s", EngineDead), ("t", EngineError)):
-        with pytest.raises(error):
-            await within(pool.generate(a_request(session)))
+    with pytest.raises(EngineError, match="out of memory"):
+        await within(pool.generate(a_request("s")))
+    assert (a.served, b.served) == (["s"], ["s"])
     assert pool.in_flight == {"b": 0}
+
+
+# --- replicas that die, drain and move on (P22, P24) ------------------------------------------------------------------
+
+
+class Ticking:
+    """A clock that a test sets."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+async def test_a_turn_whose_replica_dies_is_sampled_again_elsewhere():  # P24, case S5
+    clock = Ticking()
+    a, b = Member("a", 1), Member("b", 1)
+    pool = Pool(clock)
+    pool.add(a)
+    pool.add(b)
+    a.gate.clear()
+    a.error = EngineDead("core gone")
+    (call,) = await asked(pool, "s")
+    clock.now_s = 20.0
+    a.gate.set()
+    assert (await within(call)).replica == "b"
+    (again,) = b.requests
+    assert (again.key, again.version, again.deadline_s) == ("key-s", 1, 40.0), "the deadline is that of the caller"
+    assert pool.stats().resampled == 1
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+
+
+async def test_without_another_replica_of_its_version_the_turn_fails():  # case S5
+    a, b = Member("a", 1), Member("b", 2)
+    pool = a_pool(a, b)
+    a.error = EngineDead("core gone")
+    with pytest.raises(EngineDead, match="core gone"):
+        await within(pool.generate(a_request("s")))
+    assert (b.served, pool.stats().resampled) == ([], 0)
+    with pytest.raises(VersionUnavailable):  # P23
+        await within(pool.generate(a_request("s")))
+
+
+async def test_nothing_is_sampled_again_after_the_deadline():
+    clock = Ticking()
+    a, b = Member("a", 1), Member("b", 1)
+    pool = Pool(clock)
+    pool.add(a)
+    pool.add(b)
+    a.gate.clear()
+    a.error = EngineDead("core gone")
+    (call,) = await asked(pool, "s")
+    clock.now_s = 60.0
+    a.gate.set()
+    with pytest.raises(EngineDead):
+        await within(call)
+    assert b.served == []
+
+
+@pytest.mark.parametrize("mode", [UpdateMode.TURN, UpdateMode.INFLIGHT])
+async def test_other_modes_stay_at_home_and_take_what_is_new_enough(mode):  # P22
+    a, b = Member("a", 1), Member("b", 3)
+    pool = a_pool(a, b)
+    assert (await within(pool.generate(a_request("s", 1, mode)))).replica == "a"
+    a.announce(2)
+    assert (await within(pool.generate(a_request("s", 1, mode)))).replica == "a"
+    assert (await within(pool.generate(a_request("s", 3, mode)))).replica == "b", "versions never go back"
+    assert (a.released, b.released) == (["s"], [])
+    with pytest.raises(VersionUnavailable):
+        await within(pool.generate(a_request("s", 4, mode)))
+
+
+async def test_a_replica_that_drains_keeps_its_sessions_and_gets_no_new_ones():  # P22
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    assert (await within(pool.generate(a_request("s")))).replica == "a"
+    a.is_draining = True
+    a.announce(1)
+    for session in "tuv":
+        assert (await within(pool.generate(a_request(session)))).replica == "b"
+    assert (await within(pool.generate(a_request("s")))).replica == "a"
+    b.die()
+    assert (await within(pool.generate(a_request("late")))).replica == "a", "it may still be in the grace"
+    assert pool.newest_version() is None, "nothing new is admitted"
+    a.is_draining = False
+    a.announce(2)
+    assert pool.newest_version() == 2
+
+
+async def test_a_session_that_a_replica_refuses_is_asked_for_elsewhere():
+    """Its door has begun to drain, and the pool does not know yet."""
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    a.error = VersionUnavailable("it drains")
+    assert (await within(pool.generate(a_request("s")))).replica == "b"
+    assert pool.in_flight == {"a": 0, "b": 0}
+    assert pool.stats().resampled == 0, "nothing was sampled"
+    b.error = VersionUnavailable("so does this")
+    with pytest.raises(VersionUnavailable):
+        await within(pool.generate(a_request("t")))
+
+
+async def test_load_and_health_are_known():
+    a, b = Member("a", 1, 2), Member("b")
+    pool = a_pool(a, b)
+    a.gate.clear()
+    (call,) = await asked(pool, "s")
+    a.is_connected, a.retried, b.is_draining = False, 3, True
+    a.announce(1, 2)
+    b.announce()
+    first, second = pool.stats().members
+    assert (first.replica, first.versions, first.in_flight, first.sessions) == ("a", (1, 2), 1, 1)
+    assert (first.is_connected, first.is_draining) == (False, False)
+    assert (second.replica, second.versions, second.is_connected, second.is_draining) == ("b", (), True, True)
+    a.gate.set()
+    await within(call)
+    a.die()
+    assert pool.stats().retried == 3, "what a member counted stays counted"
+
+
+async def test_a_connection_that_is_tried_again_gets_no_new_sessions():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    a.is_connected = False
+    a.announce(1)
+    for session in "st":
+        assert (await within(pool.generate(a_request(session)))).replica == "b"
 
 
 async def test_cancelled_requests_are_no_longer_in_flight():

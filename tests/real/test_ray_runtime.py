@@ -85,6 +85,7 @@ class TestARunThroughRay:
         assert {path.name for path in root.iterdir()} == {
             *FOLDERS,
             "gateway",
+            "control",
             "config.yaml",
             "summary.json",
             "metrics.jsonl",
