@@ -33,6 +33,7 @@ from headrace.actors.confirmation import Confirmation
 from headrace.actors.delivery import MAX_DELIVERY, Delivery
 from headrace.actors.dispatch_leases import DispatchLeases
 from headrace.actors.evaluation_play import EvaluationPlay
+from headrace.actors.harness.play import Doorway
 from headrace.actors.news import News
 from headrace.actors.outcomes import EnvironmentCounts, WorkerStats, total_counts
 from headrace.actors.plan import AsyncScorer, PlayedEpisode
@@ -73,6 +74,7 @@ class RolloutWorker:
         newest_version: the newest version that the pool can serve, None while there is none.
         evaluation_worlds: makes the worlds of a split; asked once for each.
         scorers: by environment, as recipes know it, for those that have one.
+        doorways: by environment, for those that harnesses play.
         part: where to say what the worker does.
         replace_replica: connects to a replica that was started anew; see `replace_replica`.
 
@@ -92,6 +94,7 @@ class RolloutWorker:
         scorers: Mapping[str, AsyncScorer] | None = None,
         part: Part | None = None,
         replace_replica: Callable[[str, str, int], Awaitable[None]] | None = None,
+        doorways: Mapping[str, Doorway] | None = None,
     ) -> None:
         if settings.max_episodes < settings.group_size:
             raise ConfigError(
@@ -105,7 +108,7 @@ class RolloutWorker:
         self._delivery = delivery
         self._part = part
         self._replace_replica = replace_replica
-        self._player = Player(settings, renderer, generator, scorers or {})
+        self._player = Player(settings, renderer, generator, scorers or {}, doorways or {})
         self._evaluation = EvaluationPlay(settings, self._player, delivery, evaluation_worlds)
         self._attempts = Attempts(settings.run, self._play_attempt, self._on_end)
         self._leases = DispatchLeases(delivery.ledger, self.holder, self._attempts, settings.dispatch_lease_s)

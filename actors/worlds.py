@@ -27,6 +27,7 @@ from headrace.actors.frames import described
 from headrace.actors.gateway.checking import check_host, check_policy
 from headrace.actors.gateway.guard import GuardedEnvironment
 from headrace.actors.gateway.permissions import policy_of
+from headrace.actors.harness.environment import HARNESS
 from headrace.actors.oracle import Demonstrate, OracleVerdict, demonstration_of, oracle_verdict
 from headrace.actors.quarantine import Quarantine, first_not_out
 from headrace.actors.remote.group_version import GroupVersion
@@ -246,9 +247,11 @@ class Worlds:
         since it gets its cassette before its reset; what took longer than a reset may fails there.
 
         Raises:
-            NotFound: the recipe has no such environment.
+            NotFound: the recipe has no such environment, or a harness played it.
         """
         config = self.config_of(episode)
+        if config.name == HARNESS:
+            raise NotFound(f"{episode.episode_id} was played by a harness outside of headrace; it cannot be run again")
         session = self._played(config, GroupVersion(version=episode.environment_version))
         if isinstance(session, LateEnvironment):
             session = await session.built_within(config.reset_deadline_s)

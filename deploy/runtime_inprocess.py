@@ -14,11 +14,13 @@ from pathlib import Path
 from headrace.actors.news import News
 from headrace.actors.plan import PlayedEpisode
 from headrace.deploy.context import RunContext
+from headrace.deploy.engines import build_engine
 from headrace.deploy.runtime import Activity, Begun
 from headrace.deploy.wiring import (
     assemble_learner,
     assemble_worker,
-    build_engine,
+    copy_audit,
+    open_doors,
     open_process_log,
     reconcile_run,
     version_cache,
@@ -59,9 +61,21 @@ class InprocessRuntime:
 
     async def begin(self, model_dir: Path) -> Begun:
         """See `Runtime.begin`."""
-        self._worker = assemble_worker(self._context, 0, model_dir, self._engine, self._newest_version, self._ledger)
+        context = self._context
+        doors = await open_doors(context, 0, model_dir, self._engine)
+        if doors is not None:
+            self._closings.append(doors.close)
+        self._worker = assemble_worker(
+            context,
+            0,
+            model_dir,
+            self._engine,
+            self._newest_version,
+            self._ledger,
+            doorways=doors.doorways if doors is not None else None,
+        )
         self._learner = assemble_learner(self._context, model_dir, self._ledger, self._registry, inline=True)
-        self._closings.append(self._worker.close)
+        self._closings += [self._worker.close, copy_audit(context).close]
         head = await self._learner.start()
         await self._follow()
         return Begun(head=head, steps=self._learner.steps)

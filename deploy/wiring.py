@@ -7,12 +7,14 @@ without torch.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import environment_kind
+from headrace.actors.harness.environment import HARNESS
+from headrace.actors.harness.play import Doorway
 from headrace.actors.news import News
 from headrace.actors.outbox import Outbox
 from headrace.actors.plan import AsyncScorer
@@ -24,8 +26,9 @@ from headrace.actors.tuning import tune_collector
 from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.world_resources import WorldResources
 from headrace.actors.worlds import Worlds
-from headrace.deploy.auditing import gateway_place, ship_audit
+from headrace.deploy.auditing import AuditCopying, gateway_place
 from headrace.deploy.context import POLICY_ID, RunContext
+from headrace.deploy.engines import build_served_engine
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import EnvironmentConfig, RunConfig
@@ -42,16 +45,17 @@ from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
 if TYPE_CHECKING:
+    from headrace.deploy.serving_door import WorkerDoors
     from headrace.platform.ledger.redis_ledger import RedisLedger
     from headrace.serving.door.client import DoorClient
     from headrace.serving.pool import Pool
     from headrace.serving.service import ReplicaService
-    from headrace.serving.torch_engine import TorchEngine
     from headrace.trainer.learner import Learner
 
 Closing = Callable[[], Awaitable[None]]
 _log = logging.getLogger(__name__)
 _CONNECT_DEADLINE_S = 30.0
+_VLLM_START_S = 600.0  # its first load starts it, which has a deadline of its own
 
 
 # --- shared parts -----------------------------------------------------------------------------------------------------
@@ -147,22 +151,6 @@ async def connect_registry(context: RunContext, ledger: Ledger) -> tuple[Version
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-def build_engine(config: RunConfig, model_dir: Path, replica: str, *, inline: bool = False) -> "TorchEngine":
-    """A torch engine for models of the shape of `model_dir`; it holds no version yet."""
-    from headrace.serving.torch_engine import TorchEngine
-
-    longest = max(environment.budgets.max_tokens for environment in config.environments)
-    return TorchEngine(
-        replica=replica,
-        max_sessions=config.serving.max_sessions,
-        max_batch=config.serving.max_batch,
-        max_positions=longest,
-        policy_id=POLICY_ID,
-        threads=config.serving.threads,
-        inline=inline,
-    )
-
-
 async def build_replica(context: RunContext, index: int) -> "ReplicaService":
     """Replica number `index`, with its own connections."""
     from headrace.serving.door.server import DoorServer
@@ -173,7 +161,7 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
     part = open_part(context, name)
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)
-    engine = build_engine(context.config, Path(), name)
+    engine = build_served_engine(context.config, name)
 
     async def closing() -> None:
         await close_registry()
@@ -181,7 +169,19 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
         part.close()
 
     door = DoorServer(engine, context.door_token, name, host=_door_host(context))
-    return ReplicaService(engine, name, door, registry, context.keep_versions, closing, part=part)
+    serving = context.config.serving
+    starts_at_load = serving.engine == "vllm"
+    return ReplicaService(
+        engine,
+        name,
+        door,
+        registry,
+        context.keep_versions,
+        closing,
+        part=part,
+        update_mode=context.config.rollout.update_mode,
+        control_deadline_s=serving.control_deadline_s + (_VLLM_START_S if starts_at_load else 0.0),
+    )
 
 
 def _door_host(context: RunContext) -> str:
@@ -222,6 +222,7 @@ def assemble_worker(
     ledger: Ledger,
     part: Part | None = None,
     replace_replica: Callable[[str, str, int], Awaitable[None]] | None = None,
+    doorways: Mapping[str, Doorway] | None = None,
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
     config, worker_id = context.config, f"rollout-{index}"
@@ -235,6 +236,7 @@ def assemble_worker(
         max_episodes=config.rollout.max_episodes,
         request_deadline_s=config.serving.request_deadline_s,
         dispatch_lease_s=config.queue.dispatch_lease_s,
+        update_mode=config.rollout.update_mode,
         digests=Digests(
             tokenizer=renderer.digest,
             template=renderer.digest,
@@ -261,12 +263,16 @@ def assemble_worker(
         build_scorers(config.environments),
         part=part,
         replace_replica=replace_replica,
+        doorways=doorways,
     )
 
 
-def _ship_audit(context: RunContext) -> None:
+def copy_audit(context: RunContext) -> AuditCopying:
+    """Keeps the run root's copy of this node's audit up to date, from now on until it is closed."""
     root = RunRoot(context.root)
-    ship_audit(root, gateway_place(root, context.config.gateway))
+    copying = AuditCopying(root, gateway_place(root, context.config.gateway))
+    copying.start()
+    return copying
 
 
 def build_scorers(environments: Iterable[EnvironmentConfig]) -> dict[str, AsyncScorer]:
@@ -277,6 +283,17 @@ def build_scorers(environments: Iterable[EnvironmentConfig]) -> dict[str, AsyncS
     """
     chosen = {each.known_as: each.scorer or environment_kind(each.name).scorer for each in environments}
     return {name: build_scorer_process(config) for name, config in chosen.items() if config is not None}
+
+
+async def open_doors(
+    context: RunContext, index: int, model_dir: Path, generator: TokenGenerator, part: Part | None = None
+) -> "WorkerDoors | None":
+    """The doors through which harnesses play worker number `index`'s episodes; None where no harness plays."""
+    if all(environment.name != HARNESS for environment in context.config.environments):
+        return None
+    from headrace.deploy.serving_door import open_worker_doors
+
+    return await open_worker_doors(context.config, index, model_dir, generator, part)
 
 
 async def build_worker(
@@ -290,11 +307,15 @@ async def build_worker(
     ledger = await connect_ledger(context)
     pool = await connect_pool(context, addresses)
     await pool.wait_version(0, context.config.serving.start_deadline_s)
+    doors = await open_doors(context, index, model_dir, pool, part)
+    copying = copy_audit(context)
 
     async def closing() -> None:
+        if doors is not None:
+            await doors.close()
         await pool.close()
         await ledger.close()
-        await asyncio.to_thread(_ship_audit, context)
+        await copying.close()
         part.close()
 
     async def replace_replica(old_name: str, host: str, port: int) -> None:
@@ -303,8 +324,11 @@ async def build_worker(
             await old.close()
 
     waiting = patient(context, ledger, part)
-    newest = pool.newest_version
-    return assemble_worker(context, index, model_dir, pool, newest, waiting, part, replace_replica), closing
+    doorways = doors.doorways if doors is not None else None
+    worker = assemble_worker(
+        context, index, model_dir, pool, pool.newest_version, waiting, part, replace_replica, doorways
+    )
+    return worker, closing
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

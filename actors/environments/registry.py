@@ -33,6 +33,7 @@ ENTRY_POINTS = "headrace.environments"
 
 _GYM = "reasoning_gym:"
 _OPENENV = "openenv"
+_HARNESS = "harness"
 _LOOKUP_ARGS = ("hops", "latency_s")
 _INJECTED_ARGS = (*_LOOKUP_ARGS, "injected", "obeys")
 
@@ -100,6 +101,10 @@ def environment_kind(name: str) -> EnvironmentKind:
         from headrace.actors.remote.openenv_kind import OPENENV
 
         return OPENENV
+    if name == _HARNESS:
+        from headrace.actors.harness.environment import HARNESS_KIND
+
+        return HARNESS_KIND
     if name.startswith(_GYM):
         from headrace.actors.tasks.reasoning_gym import reasoning_gym_kind
 
@@ -111,7 +116,7 @@ def environment_kind(name: str) -> EnvironmentKind:
         return _entry_point_kind(name, found)
     if name.endswith(".py"):
         raise NotFound(f"{name!r} names a file; say which object in it is the environment: {_objects_in(name)}")
-    known = [*ENVIRONMENTS, _OPENENV, *offered.names]
+    known = [*ENVIRONMENTS, _OPENENV, _HARNESS, *offered.names]
     near = get_close_matches(name, known, n=1)
     raise NotFound(
         f"no environment {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")

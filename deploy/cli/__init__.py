@@ -16,8 +16,10 @@ from headrace.deploy.cli.env import env
 from headrace.deploy.cli.evaluate import evaluate
 from headrace.deploy.cli.export import export
 from headrace.deploy.cli.inspect_run import inspect
+from headrace.deploy.cli.pool import pool
 from headrace.deploy.cli.redteam import redteam
 from headrace.deploy.cli.replay import replay
+from headrace.deploy.cli.serving import serve_run
 from headrace.deploy.cli.sft import sft
 from headrace.deploy.cli.status import status
 from headrace.deploy.cli.suite import suite
@@ -37,12 +39,14 @@ app = typer.Typer(
 for command in (train, status, sft, export, inspect, replay, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
+app.command("serve")(serve_run)
 app.command()(compare)
 app.command()(approvals)
 app.add_typer(audit, name="audit")
 app.add_typer(redteam, name="redteam")
 app.add_typer(env, name="env")
 app.add_typer(suite, name="suite")
+app.add_typer(pool, name="pool")
 
 
 def _version(asked: bool) -> None:

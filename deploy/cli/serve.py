@@ -61,7 +61,7 @@ def serve(
     settings = HostSettings(
         host=host,
         port=port,
-        token=_token(token),
+        token=token_behind(token),
         capacity=capacity,
         limits=SessionLimits(idle_s=idle, call_s=call),
         image_digest=os.environ.get("HEADRACE_IMAGE_DIGEST", ""),
@@ -154,7 +154,7 @@ def _address(host: str, port: int, advertise: str) -> str:
     return f"ws://[{name}]:{port}" if ":" in name else f"ws://{name}:{port}"
 
 
-def _token(text: str) -> str:
+def token_behind(text: str) -> str:
     """The token behind a reference or in a file; a literal one would be in every list of processes."""
     from headrace.platform.config.secret_references import resolve
     from headrace.platform.errors import ConfigError
