@@ -90,7 +90,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker's counts since its start: training episodes by status and by environment, running ones, the last
     faults. `durability` says what the server promises about puts (P11): "confirmed", or "best-effort" where it cannot
     say that they are on its disk; empty while that is not known, and where nothing is kept to be put again.
-    `quarantined` are the tasks that this worker has put into quarantine since its start."""
+    `quarantined` are the tasks that this worker has put into quarantine since its start. `retried` generations were
+    asked for again under their key, `resampled` ones sampled again as their replica was gone (P24)."""
 
     worker_id: str
     running: int
@@ -99,6 +100,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     environments: dict[str, EnvironmentCounts] = {}
     durability: str = ""
     quarantined: tuple[QuarantinedTask, ...] = ()
+    retried: int = 0
+    resampled: int = 0
 
     @property
     def segments_opened(self) -> int:

@@ -94,6 +94,7 @@ class RolloutWorker:
         scorers: Mapping[str, AsyncScorer] | None = None,
         part: Part | None = None,
         replace_replica: Callable[[str, str, int], Awaitable[None]] | None = None,
+        retries: Callable[[], tuple[int, int]] | None = None,
         doorways: Mapping[str, Doorway] | None = None,
     ) -> None:
         if settings.max_episodes < settings.group_size:
@@ -108,6 +109,7 @@ class RolloutWorker:
         self._delivery = delivery
         self._part = part
         self._replace_replica = replace_replica
+        self._retries = retries
         self._player = Player(settings, renderer, generator, scorers or {}, doorways or {})
         self._evaluation = EvaluationPlay(settings, self._player, delivery, evaluation_worlds)
         self._attempts = Attempts(settings.run, self._play_attempt, self._on_end)
@@ -178,6 +180,7 @@ class RolloutWorker:
         for loop in self._loops:
             if loop.done() and not loop.cancelled() and (error := loop.exception()):
                 raise error
+        retried, resampled = self._retries() if self._retries is not None else (0, 0)
         return WorkerStats(
             worker_id=self._settings.worker_id,
             running=self._attempts.running,
@@ -186,6 +189,8 @@ class RolloutWorker:
             environments=total_counts([self._counts]),
             durability=self._confirmation.durability if self._confirmation is not None else "",
             quarantined=tuple(self._judge.found()),
+            retried=retried,
+            resampled=resampled,
         )
 
     def news(self) -> News:

@@ -23,7 +23,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     newest versions that the replicas hold (-1 before the first), and when engines or tools were executing. `faults` are
     the last faults of episodes, for the message when a run has to stop; `environments` are counts of training episodes
     since the start, by environment. `warnings` are what the user should know of the run's server, each once;
-    `quarantined` are the tasks that workers have put into quarantine."""
+    `quarantined` are the tasks that workers have put into quarantine. Since the start: `rolled_s`, the seconds in which
+    a replica was between two versions and sampled nothing; `retried` and `resampled` generations (P24)."""
 
     replicas: int
     loaded_version: int
@@ -36,6 +37,9 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     environments: dict[str, EnvironmentCounts] = {}
     warnings: tuple[str, ...] = ()
     quarantined: tuple[QuarantinedTask, ...] = ()
+    rolled_s: float = 0.0
+    retried: int = 0
+    resampled: int = 0
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace.actors.news import News
 from headrace.actors.plan import PlayedEpisode
+from headrace.deploy.connections import open_process_log, version_cache
 from headrace.deploy.context import RunContext
 from headrace.deploy.engines import build_engine
 from headrace.deploy.runtime import Activity, Begun
@@ -21,9 +22,7 @@ from headrace.deploy.wiring import (
     assemble_worker,
     copy_audit,
     open_doors,
-    open_process_log,
     reconcile_run,
-    version_cache,
 )
 from headrace.platform.errors import RunFailed
 from headrace.platform.ledger.memory import MemoryLedger

@@ -27,6 +27,7 @@ from headrace.actors.outcomes import WorkerStats, total_counts
 from headrace.actors.plan import PlayedEpisode
 from headrace.deploy import wiring
 from headrace.deploy.checks import check_cluster
+from headrace.deploy.connections import connect_ledger, connect_registry
 from headrace.deploy.context import RunContext
 from headrace.deploy.ledger_watch import LedgerWatch
 from headrace.deploy.placement import Placement
@@ -229,6 +230,9 @@ class RayRuntime:
             loaded_version=min((max(stats.versions, default=-1) for stats in replicas), default=-1),
             load_failures=sum(stats.load_failures for stats in everyone if isinstance(stats, ReplicaStats)),
             sampled_tokens=sum(stats.sampled_tokens for stats in everyone if isinstance(stats, ReplicaStats)),
+            rolled_s=sum(stats.rolled_s for stats in everyone if isinstance(stats, ReplicaStats)),
+            retried=sum(stats.retried for stats in everyone if isinstance(stats, WorkerStats)),
+            resampled=sum(stats.resampled for stats in everyone if isinstance(stats, WorkerStats)),
             requests_running=sum(stats.running for stats in replicas),
             episodes_running=sum(stats.running for stats in workers),
             executing=tuple(interval for intervals in (*busy, *tools) for interval in intervals),
@@ -295,11 +299,11 @@ class RayRuntime:
     async def _open_ledger(self) -> None:
         """Connect, make a ledger that is found in the run root trusted (P8), and watch it from now on."""
         config = self._context.config
-        straight = await wiring.connect_ledger(self._context)
+        straight = await connect_ledger(self._context)
         self._server_warnings = tuple(straight.warnings)
         self._ledger = PatientLedger(straight, config.queue.away_deadline_s, self._say)
 
-        registry, close_registry = await wiring.connect_registry(self._context, straight)
+        registry, close_registry = await connect_registry(self._context, straight)
         self._closings += [close_registry, straight.close]
 
         async def reconcile() -> bool:

@@ -27,17 +27,22 @@ from headrace.actors.worker import RolloutWorker, WorkerSettings
 from headrace.actors.world_resources import WorldResources
 from headrace.actors.worlds import Worlds
 from headrace.deploy.auditing import AuditCopying, gateway_place
+from headrace.deploy.connections import (
+    CONNECT_DEADLINE_S,
+    Closing,
+    connect_ledger,
+    connect_registry,
+    open_part,
+    open_process_log,
+    patient,
+)
 from headrace.deploy.context import POLICY_ID, RunContext
 from headrace.deploy.engines import build_served_engine
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
 from headrace.platform.config import EnvironmentConfig, RunConfig
-from headrace.platform.config.secret_references import SecretValues, resolve
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
-from headrace.platform.ledger.patient import PatientLedger
-from headrace.platform.node_cache import node_cache
-from headrace.platform.observability.logs import open_log
 from headrace.platform.observability.parts import Part
 from headrace.platform.records.episode import Digests
 from headrace.platform.store.episodes import EpisodeStore
@@ -46,59 +51,16 @@ from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
 if TYPE_CHECKING:
     from headrace.deploy.serving_door import WorkerDoors
-    from headrace.platform.ledger.redis_ledger import RedisLedger
     from headrace.serving.door.client import DoorClient
     from headrace.serving.pool import Pool
     from headrace.serving.service import ReplicaService
     from headrace.trainer.learner import Learner
 
-Closing = Callable[[], Awaitable[None]]
 _log = logging.getLogger(__name__)
-_CONNECT_DEADLINE_S = 30.0
 _VLLM_START_S = 600.0  # its first load starts it, which has a deadline of its own
 
 
 # --- shared parts -----------------------------------------------------------------------------------------------------
-
-
-def open_process_log(context: RunContext, name: str) -> logging.Handler:
-    """Log to `logs/NAME.log`, with every secret that this process resolves taken out."""
-    secrets = SecretValues()
-    resolve(context.config.queue.redis_url, secrets)
-    if context.door_token:
-        secrets.add(context.door_token)
-    return open_log(context.logs, name, secrets)
-
-
-def version_cache() -> Path:
-    """Where this node keeps copies of versions that lie elsewhere."""
-    return node_cache() / "versions"
-
-
-async def connect_ledger(context: RunContext) -> "RedisLedger":
-    """This process's connection to the run's ledger, which raises at once when the server is away."""
-    from headrace.platform.ledger.redis_ledger import RedisLedger
-
-    return await RedisLedger.connect(
-        resolve(context.ledger_url), context.run, context.limits, connect_deadline_s=_CONNECT_DEADLINE_S
-    )
-
-
-def patient(context: RunContext, ledger: Ledger, part: Part, held: Callable[[], Sequence[int]] | None = None) -> Ledger:
-    """The ledger as workers and the learner use it: they wait for a server that is away, and say so."""
-
-    def say(text: str) -> None:
-        _log.warning("%s", text)
-        part.note(ledger=text)
-
-    return PatientLedger(ledger, context.config.queue.away_deadline_s, say, held=held)
-
-
-def open_part(context: RunContext, name: str) -> Part:
-    """This process's status, written down from now on."""
-    part = Part(context.root, name)
-    part.start()
-    return part
 
 
 async def reconcile_run(context: RunContext, ledger: Ledger, registry: VersionRegistry) -> bool:
@@ -138,16 +100,6 @@ def known_news(context: RunContext) -> News:
     )
 
 
-async def connect_registry(context: RunContext, ledger: Ledger) -> tuple[VersionRegistry, Closing]:
-    """This process's view of the version registry in the run root."""
-    from headrace.platform.registry.files import FileRegistry
-    from headrace.platform.registry.redis_pins import RedisPins
-
-    pins = await RedisPins.connect(resolve(context.ledger_url), context.run, connect_deadline_s=_CONNECT_DEADLINE_S)
-    registry = FileRegistry(context.root, ledger, cache_dir=version_cache(), run=context.run, pins=pins)
-    return registry, registry.close
-
-
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +109,7 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
     from headrace.serving.service import ReplicaService
 
     name = f"replica-{index}"
+    tune_collector()
     open_process_log(context, name)
     part = open_part(context, name)
     ledger = await connect_ledger(context)
@@ -168,8 +121,8 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
         await ledger.close()
         part.close()
 
-    door = DoorServer(engine, context.door_token, name, host=_door_host(context))
     serving = context.config.serving
+    door = DoorServer(engine, context.door_token, name, host=_door_host(context), grace_s=serving.reconnect_s)
     starts_at_load = serving.engine == "vllm"
     return ReplicaService(
         engine,
@@ -181,6 +134,7 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
         part=part,
         update_mode=context.config.rollout.update_mode,
         control_deadline_s=serving.control_deadline_s + (_VLLM_START_S if starts_at_load else 0.0),
+        drain_grace_s=serving.drain_grace_s,
     )
 
 
@@ -197,7 +151,10 @@ async def connect_replica(context: RunContext, host: str, port: int) -> "DoorCli
     """A connection to the replica behind that door."""
     from headrace.serving.door.client import DoorClient
 
-    return await DoorClient.connect(host, port, context.door_token, deadline_s=_CONNECT_DEADLINE_S)
+    reconnect_s = context.config.serving.reconnect_s
+    return await DoorClient.connect(
+        host, port, context.door_token, deadline_s=CONNECT_DEADLINE_S, reconnect_s=reconnect_s
+    )
 
 
 async def connect_pool(context: RunContext, addresses: Sequence[tuple[str, int]]) -> "Pool":
@@ -222,6 +179,7 @@ def assemble_worker(
     ledger: Ledger,
     part: Part | None = None,
     replace_replica: Callable[[str, str, int], Awaitable[None]] | None = None,
+    retries: Callable[[], tuple[int, int]] | None = None,
     doorways: Mapping[str, Doorway] | None = None,
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
@@ -263,6 +221,7 @@ def assemble_worker(
         build_scorers(config.environments),
         part=part,
         replace_replica=replace_replica,
+        retries=retries,
         doorways=doorways,
     )
 
@@ -323,10 +282,22 @@ async def build_worker(
         if old is not None:
             await old.close()
 
+    def retries() -> tuple[int, int]:
+        stats = pool.stats()
+        return stats.retried, stats.resampled
+
     waiting = patient(context, ledger, part)
-    doorways = doors.doorways if doors is not None else None
     worker = assemble_worker(
-        context, index, model_dir, pool, pool.newest_version, waiting, part, replace_replica, doorways
+        context,
+        index,
+        model_dir,
+        pool,
+        pool.newest_version,
+        waiting,
+        part,
+        replace_replica,
+        retries,
+        doors.doorways if doors is not None else None,
     )
     return worker, closing
 

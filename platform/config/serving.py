@@ -50,3 +50,7 @@ class ServingConfig(StrictModel):
     """How long a replica may take to come up; vLLM takes at least 300."""
     control_deadline_s: float = Field(120.0, gt=0)
     """How long loading or retiring a version may take."""
+    reconnect_s: float = Field(10.0, gt=0)
+    """How long a lost connection to a replica is tried again, and what was asked for over it goes on (P24)."""
+    drain_grace_s: float = Field(1.0, ge=0)
+    """How long a replica that drains still takes sessions of groups that were admitted before."""

@@ -102,4 +102,7 @@ class Metric(StrEnum):
     REQUESTS_RUNNING = ("requests_running", "requests", Kind.GAUGE, "Generation requests in flight")
     LOADED_VERSION = ("loaded_version", "", Kind.GAUGE, "Newest version that a replica holds")
     LOAD_FAILURES = ("load_failures", "loads", Kind.COUNTER, "Versions that a replica failed to load")
+    ROLLED_S = ("rolled_s", "s", Kind.COUNTER, "Time that replicas were between two versions and sampled nothing (P22)")
+    RETRIED = ("retried", "requests", Kind.COUNTER, "Generations asked for again under their key (P24)")
+    RESAMPLED = ("resampled", "requests", Kind.COUNTER, "Generations sampled again as their replica was gone (P24)")
     OVERLAP = ("overlap", "share", Kind.GAUGE, "Share of the learner's busy time in which a generation or tool ran")
