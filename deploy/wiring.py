@@ -40,6 +40,7 @@ from headrace.deploy.context import POLICY_ID, RunContext
 from headrace.deploy.engines import build_served_engine
 from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
+from headrace.deploy.weight_offer import offer_weights
 from headrace.platform.config import EnvironmentConfig, RunConfig
 from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from headrace.serving.pool import Pool
     from headrace.serving.service import ReplicaService
     from headrace.trainer.learner import Learner
+    from headrace.trainer.publisher import Offer
 
 _log = logging.getLogger(__name__)
 _VLLM_START_S = 600.0  # its first load starts it, which has a deadline of its own
@@ -114,7 +116,7 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
     part = open_part(context, name)
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)
-    engine = build_served_engine(context.config, name)
+    engine = build_served_engine(context, name)
 
     async def closing() -> None:
         await close_registry()
@@ -311,6 +313,7 @@ def assemble_learner(
     ledger: Ledger,
     registry: VersionRegistry,
     *,
+    offer: "Offer | None" = None,
     part: Part | None = None,
     inline: bool = False,
 ) -> "Learner":
@@ -342,6 +345,7 @@ def assemble_learner(
         policy_id=POLICY_ID,
         clock=time.time,
         on_receipts=ReceiptTable(context.root, "learner").append,
+        offer=offer,
         part=part,
         inline=inline,
     )
@@ -354,15 +358,21 @@ async def build_learner(context: RunContext, model: Path | SharedModel) -> tuple
     part = open_part(context, "learner")
     ledger = await connect_ledger(context)
     registry, close_registry = await connect_registry(context, ledger)
+    offer, close_offer = None, None
+    if context.config.serving.transport == "nccl":
+        offer, close_offer = await offer_weights(context, _door_host(context))
     learner: Learner | None = None
 
     def held() -> Sequence[int]:
         return learner.held if learner is not None else ()
 
     async def closing() -> None:
+        if close_offer is not None:
+            await close_offer()
         await close_registry()
         await ledger.close()
         part.close()
 
-    learner = assemble_learner(context, model_dir, patient(context, ledger, part, held), registry, part=part)
+    waiting = patient(context, ledger, part, held)
+    learner = assemble_learner(context, model_dir, waiting, registry, offer=offer, part=part)
     return learner, closing

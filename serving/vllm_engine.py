@@ -235,14 +235,17 @@ class VllmEngine:
     async def _start(self, manifest: VersionManifest, path: str) -> None:
         try:
             self._process, self._build = await self._start_vllm(
-                lambda on_cpu: engine_args(
-                    self._config,
-                    path=path,
-                    on_cpu=on_cpu,
-                    max_batch=self._max_batch,
-                    max_positions=self._max_positions,
-                    tensor_parallel=self._tensor_parallel,
-                ),
+                lambda on_cpu: {
+                    **self._transport.engine_args,
+                    **engine_args(
+                        self._config,
+                        path=path,
+                        on_cpu=on_cpu,
+                        max_batch=self._max_batch,
+                        max_positions=self._max_positions,
+                        tensor_parallel=self._tensor_parallel,
+                    ),
+                },
                 tensor_parallel=self._tensor_parallel,
                 threads=self._threads,
                 deadline_s=self._start_deadline_s,

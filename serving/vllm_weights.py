@@ -5,8 +5,9 @@ what a failure means are the engine's. `WeightTransport` is the seam: `FileWeigh
 """
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from safetensors import safe_open
@@ -30,6 +31,10 @@ class Rpc(Protocol):
 class WeightTransport(Protocol):
     """Brings the bytes of a version into a paused engine."""
 
+    @property
+    def engine_args(self) -> Mapping[str, Any]:
+        """What vLLM has to be started with for it, beside everything else."""
+
     def check(self, path: str) -> None:
         """Refuse, before anything changes, what the running model cannot take. Blocks on the disk.
 
@@ -45,6 +50,8 @@ class WeightTransport(Protocol):
 
 class FileWeights:
     """Weights come from a folder with config.json and safetensors."""
+
+    engine_args: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._architecture: dict[str, Any] = {}

@@ -40,7 +40,7 @@ from headrace.trainer.consumption import NOTHING, TrainedGroup, consumption, rec
 from headrace.trainer.gap import Gap, GapAlarm, alarms
 from headrace.trainer.heartbeat import Heartbeat
 from headrace.trainer.intake import Intake, OpenedGroup, ReadEpisodes
-from headrace.trainer.publisher import Publisher
+from headrace.trainer.publisher import Offer, Publisher
 from headrace.trainer.ranks import Gather, agree, alone, step_digest
 from headrace.trainer.report import StepReport
 from headrace.trainer.staleness import TrainStart
@@ -72,6 +72,7 @@ class Learner:
         on_receipts: stores the receipts of a version, before the commit that makes it exist.
         gather: brings the ranks' digests together (P13).
         world_size: how many ranks there are; a checkpoint of another number is refused.
+        offer: see `Publisher`.
         part: says what the learner does and waits for.
         inline: compute on the event loop and poll without sleeping: the in-process runtime is deterministic then.
     """
@@ -93,6 +94,7 @@ class Learner:
         on_receipts: Callable[[Sequence[Receipt]], None] = _forget,
         gather: Gather = alone,
         world_size: int = 1,
+        offer: Offer | None = None,
         part: Part | None = None,
         inline: bool = False,
     ) -> None:
@@ -127,6 +129,7 @@ class Learner:
             world_size=world_size,
             clock=clock,
             compute=self._compute,
+            offer=offer,
         )
         self._max_lag, self._gap_limit = queue.max_lag, config.gap_limit
         self._held: set[int] = set()

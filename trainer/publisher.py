@@ -26,6 +26,7 @@ from headrace.trainer.staleness import TrainStart
 T = TypeVar("T")
 Compute = Callable[..., Awaitable[Any]]
 """Calls a blocking function, off the event loop or on it."""
+Offer = Callable[[str, Mapping[str, bytes]], Awaitable[None]]
 _log = logging.getLogger(__name__)
 _PAUSES_S = (0.0, 1.0, 1.0)
 
@@ -43,6 +44,7 @@ class Publisher:
         world_size: how many ranks the checkpoints are of (P13).
         clock: seconds since the epoch.
         compute: for what blocks.
+        offer: is told of a version that is durable and about to be committed: its path in the registry, and its files.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Publisher:
         world_size: int,
         clock: Clock,
         compute: Compute,
+        offer: Offer | None = None,
     ) -> None:
         self._ledger = ledger
         self._registry = registry
@@ -67,6 +70,7 @@ class Publisher:
         self._world_size = world_size
         self._clock = clock
         self._compute = compute
+        self._offer = offer
         self._head_hash = ""
         self._settled: list[int] = []
         self._back_to = NO_VERSION  # the checkpoint that the next learner would go back to
@@ -178,6 +182,8 @@ class Publisher:
         )
         await self.durably(lambda: self._registry.manifest(manifest))
         failpoint("after_manifest")
+        if self._offer is not None:
+            await self._offer(path, files)
         request = CommitRequest(
             fence=self.fence,
             number=number,
