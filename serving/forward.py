@@ -2,13 +2,14 @@
 
 Owns the arrangement: rows with one new token (decoding) go together, longer ones (prefill) in groups of similar length.
 New tokens stand at the right of their group, padding at the left, so the last column is the one to sample from. Padding
-writes into the scratch slot and its results are never read.
+writes into the scratch slot and its results are never read. Where the model's attention works in parts, the rows of a
+group are sorted by how far they look.
 """
 
 # B rows of a group, T new tokens a row, L positions looked at, V vocabulary
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from headrace.serving.kv_slots import SlotCache
+from headrace.serving.kv_slots import Part, SlotCache
 from headrace.serving.masks import MaskPlan
 from headrace.serving.sampling import I64
+from headrace.serving.slot_attention import NAME, attention_of
 from headrace.serving.slot_table import SlotTable
 
 F32 = npt.NDArray[np.float32]
 _GROUP_TOKENS = 8192
+_PART_ROWS = 8
 
 
 def groups(lengths: I64) -> Iterator[I64]:
@@ -39,6 +42,13 @@ def groups(lengths: I64) -> Iterator[I64]:
         start = end
 
 
+def parts(positions: I64) -> Sequence[Part]:
+    """Rows whose last `positions` ascend, in parts that look equally far."""
+    starts = range(0, len(positions), _PART_ROWS)
+    ends = [*starts[1:], len(positions)]
+    return [Part(slice(start, end), int(positions[end - 1]) + 1) for start, end in zip(starts, ends, strict=True)]
+
+
 class ModelRunner:
     """Runs models of one architecture over one table of slots."""
 
@@ -46,7 +56,8 @@ class ModelRunner:
         self._table = table
         self._cache = SlotCache(table.positions)
         self._masks: MaskPlan | None = None
-        self._last_only: dict[str, int] = {}
+        self._options: dict[str, Any] = {}
+        self._is_split = False
 
     def logits(self, model: nn.Module, rows: npt.NDArray[Any]) -> F32:
         """Logits [B, V] for the token after each row's position; everything up to there is cached afterwards."""
@@ -54,11 +65,11 @@ class ModelRunner:
         lengths = positions + 1 - self._table.cached[slots]
         if int(lengths.max()) == 1:
             return self._forward(model, slots, positions, lengths)
-        parts = [
+        found = [
             (group, self._forward(model, slots[group], positions[group], lengths[group])) for group in groups(lengths)
         ]
-        result = np.empty((len(rows), parts[0][1].shape[1]), np.float32)
-        for group, part in parts:
+        result = np.empty((len(rows), found[0][1].shape[1]), np.float32)
+        for group, part in found:
             result[group] = part
         return result
 
@@ -68,6 +79,26 @@ class ModelRunner:
             self._cache.clear(torch.tensor(slots))
 
     def _forward(self, model: nn.Module, slots: I64, positions: I64, lengths: I64) -> F32:
+        if self._masks is None:
+            self._masks = self._look_at(model)
+        if not self._is_split or len(slots) <= _PART_ROWS:
+            look = int(positions.max()) + 1
+            return self._run(model, slots, positions, lengths, [Part(slice(0, len(slots)), look)])
+        order = np.argsort(positions, kind="stable")
+        slots, positions, lengths = slots[order], positions[order], lengths[order]
+        found = self._run(model, slots, positions, lengths, parts(positions))
+        logits = np.empty_like(found)
+        logits[order] = found
+        return logits
+
+    def _look_at(self, model: nn.Module) -> MaskPlan:
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            self._options["logits_to_keep"] = 1
+        self._is_split = attention_of(model) == NAME
+        return MaskPlan(model, self._table.positions)
+
+    def _run(self, model: nn.Module, slots: I64, positions: I64, lengths: I64, split: Sequence[Part]) -> F32:
+        assert self._masks is not None
         width = int(lengths.max())
         columns = np.arange(width - 1, -1, -1)
         at = positions[:, None] - columns
@@ -76,21 +107,20 @@ class ModelRunner:
             padding = columns >= lengths[:, None]
             at[padding] = 0
             writes[padding] = 0
-        look = int(positions.max()) + 1
-        if self._masks is None:
-            self._masks = MaskPlan(model, self._table.positions)
-            if "logits_to_keep" in inspect.signature(model.forward).parameters:
-                self._last_only = {"logits_to_keep": 1}
         with torch.inference_mode():
-            self._cache.aim(torch.from_numpy(slots), torch.from_numpy(writes.reshape(-1)), look)
+            step = self._cache.aim(
+                torch.from_numpy(slots), torch.from_numpy(writes.reshape(-1)), split, is_split=self._is_split
+            )
+            if self._is_split:
+                self._options["slot_step"] = step
             where = torch.from_numpy(at)
             output = model(
                 input_ids=torch.from_numpy(self._table.ids[slots[:, None], at].astype(np.int64)),
-                attention_mask=self._masks.build(where, look),
+                attention_mask=self._masks.build(where, step.length),
                 position_ids=where,
                 past_key_values=self._cache,
                 use_cache=True,
-                **self._last_only,
+                **self._options,
             )
             logits: F32 = output.logits[:, -1].float().numpy()
         return logits

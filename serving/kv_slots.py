@@ -7,7 +7,8 @@ keys are stored with their position in them, so a position means the same in eve
 
 # B rows, T new tokens a row, L positions looked at, H heads, W width of a head, S slots, P positions of a slot
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -15,33 +16,43 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 _FIRST_SLOTS = 16
 
 
-class _Step:
-    """Where the present forward pass reads and writes; shared by all layers."""
+class Part(NamedTuple):
+    """Rows of a batch that are attended to together, and L for them."""
+
+    rows: slice
+    length: int
+
+
+class Step:
+    """Where the present forward pass reads and writes; shared by all layers. With `is_split` a layer gives its buffers
+    away as they are, and the attention gathers the `parts` itself; else all rows are one part."""
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
         self.capacity = _FIRST_SLOTS
         self.length = 0
+        self.parts: Sequence[Part] = ()
+        self.is_split = False
         self.slots = torch.empty(0, dtype=torch.int64)
         self.writes = torch.empty(0, dtype=torch.int64)
         self._work: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]
 
-    def gather(self, buffer: torch.Tensor, which: int) -> torch.Tensor:
-        """[B, H, L, W] of the rows' slots, in a work buffer that the next layer overwrites: fresh memory at every
+    def gather(self, buffer: torch.Tensor, which: int, part: Part) -> torch.Tensor:
+        """[B, H, L, W] of the part's slots, in a work buffer that the next part overwrites: fresh memory at every
         layer of every step would cost more than the copy."""
-        rows, (heads, width) = len(self.slots), buffer.shape[2:]
-        needed = rows * self.length * heads * width
+        slots, (heads, width) = self.slots[part.rows], buffer.shape[2:]
+        needed = len(slots) * part.length * heads * width
         if self._work[which].numel() < needed:
             self._work[which] = torch.empty(needed, dtype=buffer.dtype)
-        out = self._work[which][:needed].view(rows, self.length, heads, width)
-        torch.index_select(buffer[:, : self.length], 0, self.slots, out=out)
+        out = self._work[which][:needed].view(len(slots), part.length, heads, width)
+        torch.index_select(buffer[:, : part.length], 0, slots, out=out)
         return out.transpose(1, 2)
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers is typed in part
     """One layer's keys and values of all slots."""
 
-    def __init__(self, step: _Step) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
 
@@ -56,7 +67,8 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new states [B, H, T, W] and return all that the rows may look at, [B, H, L, W]."""
+        """Store the new states [B, H, T, W] and return all that the rows may look at, [B, H, L, W], or the buffers of a
+        step that is split."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers
@@ -67,7 +79,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
             )
         _store(keys, self._step.writes, key_states)
         _store(values, self._step.writes, value_states)
-        return self._step.gather(keys, 0), self._step.gather(values, 1)
+        if self._step.is_split:
+            return keys, values
+        (part,) = self._step.parts
+        return self._step.gather(keys, 0, part), self._step.gather(values, 1, part)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,22 +122,26 @@ class SlotCache(Cache):
     """
 
     def __init__(self, positions: int) -> None:
-        self._step = _Step(positions)
+        self._step = Step(positions)
         self._made: list[_SlotLayer] = []
         super().__init__(layer_class_to_replicate=cast(type[CacheLayerMixin], self._make_layer))
 
-    def aim(self, slots: torch.Tensor, writes: torch.Tensor, length: int) -> None:
+    def aim(self, slots: torch.Tensor, writes: torch.Tensor, parts: Sequence[Part], *, is_split: bool) -> Step:
         """Set up the next forward pass.
 
         Args:
             slots: i64 [B], the slot of each row.
             writes: i64 [B * T], `slot * positions + position` for each new token; 0 for padding.
-            length: L; rows look at positions below it.
+            parts: all rows, in order; those of a part look at positions below its length.
+            is_split: see `Step`.
         """
         needed = int(slots.max()) + 1
         while self._step.capacity < needed:
             self._step.capacity *= 2
-        self._step.slots, self._step.writes, self._step.length = slots, writes, length
+        self._step.slots, self._step.writes = slots, writes
+        self._step.parts, self._step.is_split = parts, is_split
+        self._step.length = max(part.length for part in parts)
+        return self._step
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zero these slots, so that numbers that are not finite cannot reach their next owner."""

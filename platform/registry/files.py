@@ -25,7 +25,7 @@ from headrace.platform.registry.hashing import (
     check_file_name,
     content_hash,
     epoch_file,
-    file_hash,
+    file_hashes,
     manifest_file,
     manifest_of,
 )
@@ -60,8 +60,10 @@ class FileRegistry:
         for name in files:
             check_file_name(name)
         path = blob_folder(number, fence)
-        await asyncio.to_thread(self._store.write_folder, path, files)
-        hashes = {name: file_hash(data) for name, data in files.items()}
+        _, hashes = await asyncio.gather(
+            asyncio.to_thread(self._store.write_folder, path, files),
+            asyncio.to_thread(file_hashes, files),
+        )
         return path, hashes, content_hash(hashes)
 
     async def manifest(self, manifest: VersionManifest) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from headrace.platform.errors import RegistryError
@@ -23,6 +24,17 @@ class Blob(NamedTuple):
 def file_hash(data: bytes) -> str:
     """SHA-256 of a file's bytes, as hex."""
     return hashlib.sha256(data).hexdigest()
+
+
+def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    """SHA-256 of each file, by name."""
+    return {name: file_hash(data) for name, data in files.items()}
+
+
+def local_file_hash(path: Path) -> str:
+    """The same of a file on this host, which need not fit into memory. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_hash(files: Mapping[str, str]) -> str:
