@@ -1,9 +1,9 @@
 """Runs the lint and the test tiers one after another and says how long each took; stops at the first that fails.
 
 `python tests/runner.py [lint] [fast] [real] [heavy]`; without arguments all four, in this order. Each tier is a run of
-pytest of its own, so that servers and engines of one do not live on into the next. The fast one is two processes, the
-*lanes*, which share its files (plugins/lanes.py); the others have servers and limits of time. A tier without tests
-fails.
+pytest of its own, so that servers and engines of one do not live on into the next. The fast and the heavy one are two
+processes each, the *lanes*, which share its files (plugins/lanes.py); the real one has limits of time that a busy
+machine would miss. A tier without tests fails.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("lint", "fast", "real", "heavy")
 LANES = min(2, os.cpu_count() or 1)
+IN_LANES = ("fast", "heavy")
 BIN = Path(sys.executable).parent
 LINT = [
     [str(BIN / "ruff"), "format", "--check", "."],
@@ -34,7 +35,7 @@ def commands(tier: str, claims: str) -> list[list[str]]:
         return LINT
     also = ["tests/test_architecture.py"] if tier == "fast" else []
     lane = [sys.executable, "-m", "pytest", f"tests/{tier}", *also, f"--lanes={claims}", "--durations=20"]
-    return [lane] * (LANES if tier == "fast" else 1)
+    return [lane] * (LANES if tier in IN_LANES else 1)
 
 
 def has_tests(tier: str) -> bool:

@@ -17,6 +17,8 @@ LONGEST = (
     "fast/test_ranks.py",
     "fast/test_recipes.py",
     "real/test_ray_restarts.py",
+    "real/test_ray_update_modes.py",
+    "real/test_vllm_engine.py",
     "real/test_s3_root.py",
     "real/test_hung_parts.py",
     "real/test_sandbox_escapes.py",
@@ -27,8 +29,10 @@ LONGEST = (
     "real/test_eval_cli.py",
     "heavy/test_kills.py",
     "heavy/test_lookup_elsewhere.py",
+    "heavy/test_mini_swe_agent.py",
     "heavy/test_lookup_seeds.py",
     "heavy/test_examples.py",
+    "heavy/test_lookup_vllm.py",
     "heavy/test_openenv_trains.py",
 )
 """Begun in this order, before all others; one that is missing here costs time at the end of its tier, no more."""
