@@ -33,10 +33,10 @@ from headrace.actors.environments.adapter import AsyncEnvironment, finished
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
 from headrace.actors.replaying.branch import BRANCH, take_up
+from headrace.actors.scoring.graded import graded
 from headrace.actors.text import well_formed
 from headrace.platform.contracts import ParsedMessage, Renderer, TokenGenerator
 from headrace.platform.errors import CannotBranch, EngineError, EnvironmentFault
-from headrace.platform.records.episode import Episode
 from headrace.platform.records.generation import GenerationRequest
 from headrace.platform.records.message import Message, RewardComponent, StepResult
 from headrace.platform.records.status import FaultOwner, RewardKind, Role, Status, StopReason
@@ -89,7 +89,7 @@ async def play_episode(
     if ending.owner is not FaultOwner.NONE:
         return PlayedEpisode(episode=episode, rewards=(), score=None)
     if scorer is not None:
-        recorder.reward(await _graded(scorer, plan, episode), grader_version=scorer.version)
+        recorder.reward(await graded(scorer, plan.task, episode), grader_version=scorer.version)
     if ending.status is not _OK and not recorder.rewards:
         unreached = RewardComponent(RewardKind.OUTCOME, 0.0, evidence=f"{ending.status} ended it before the task did")
         recorder.reward((unreached,))
@@ -201,11 +201,3 @@ def _is_cancelled() -> bool:
     """Whether this episode was asked to stop, and not merely something that it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def _graded(scorer: AsyncScorer, plan: EpisodePlan, episode: Episode) -> tuple[RewardComponent, ...]:
-    """What the scorer says; a scorer that raises has said nothing (case E1)."""
-    try:
-        return await scorer.score(plan.task, episode)
-    except Exception as error:  # foreign code behind a boundary
-        return (RewardComponent(RewardKind.OUTCOME, valid=False, evidence=f"{type(error).__name__}: {error}"),)

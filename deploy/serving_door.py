@@ -10,7 +10,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -32,6 +31,7 @@ from headrace.platform.observability.parts import Part
 from headrace.platform.records.versions import VersionManifest
 from headrace.platform.store.run_root import RunRoot
 from headrace.serving.openai.app import build_app
+from headrace.serving.openai.entry import is_loopback
 
 _log = logging.getLogger(__name__)
 _START_S = 30.0
@@ -55,7 +55,7 @@ class PublicDoor:
         check_reach(host, token)
         self.host, self.port = host, port
         config = uvicorn.Config(
-            build_app(conversations, token=token),
+            build_app(conversations, token=token, is_local=not token),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -106,11 +106,7 @@ class _Server(uvicorn.Server):
 
 def check_reach(host: str, token: str) -> None:
     """Raises ConfigError for a door that anybody could use."""
-    try:
-        is_loopback = ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not token and not is_loopback:
+    if not token and not is_loopback(host):
         raise ConfigError(f"{host} can be reached from other machines: give a token, or use 127.0.0.1")
 
 
@@ -136,7 +132,8 @@ def language_of(model_dir: Path) -> Language:
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    return Language(renderer=load_renderer(model_dir), encode=encode)
+    vocabulary = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    return Language(renderer=load_renderer(model_dir), encode=encode, vocabulary=vocabulary)
 
 
 # --- for the workers of a run -----------------------------------------------------------------------------------------

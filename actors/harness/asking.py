@@ -19,10 +19,11 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Language:
-    """How the policy is talked to: in messages, and in texts."""
+    """How the policy is talked to: in messages, in texts, and in ids below `vocabulary`."""
 
     renderer: Renderer
     encode: Encode
+    vocabulary: int
 
     def prompt(self, asked: Asked) -> I32:
         """The whole prompt as ids, i32[P]. Raises DoorRefused for what cannot be rendered."""
@@ -30,6 +31,9 @@ class Language:
             ids = self.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
             if not len(ids):
                 raise DoorRefused("the prompt is empty", RefusalCode.INVALID, "prompt")
+            if max(ids) >= self.vocabulary:
+                told = f"{max(ids)} is no token id of this model; they go up to {self.vocabulary - 1}"
+                raise DoorRefused(told, RefusalCode.INVALID, "prompt")
             return np.array(ids, np.int32)
         check_messages(asked)
         try:

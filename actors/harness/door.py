@@ -26,12 +26,12 @@ from headrace.platform.contracts import (
     RefusalCode,
     TokenGenerator,
 )
+from headrace.platform.contracts.doors import REWARD_NAMES
 from headrace.platform.errors import DoorRefused
 from headrace.platform.records.status import FaultOwner, Status, StopReason
 
 _REMEMBERED = 1024  # episodes that are over, for clients that ask again
 _MOST_INFO = 1 << 20  # bytes
-_REWARDS = ("reward", "rewards", "score")
 
 
 @dataclass(slots=True)
@@ -43,7 +43,6 @@ class Offer:
     name: str = field(default_factory=lambda: f"ep-{secrets.token_hex(12)}")
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    summary: FinishedEpisode | None = None
 
 
 class HarnessDoor:
@@ -73,7 +72,7 @@ class HarnessDoor:
         self._unrecorded = UnrecordedAnswers(language, generator, model, versions, max_tokens, deadline_s)
         self._waiting: deque[Offer] = deque()
         self._open: dict[str, Offer] = {}
-        self._over: OrderedDict[str, Offer] = OrderedDict()
+        self._over: OrderedDict[str, FinishedEpisode | None] = OrderedDict()
         self._offered = asyncio.Event()
         self.is_draining = False
 
@@ -102,18 +101,20 @@ class HarnessDoor:
 
     async def finish(self, episode: str, info: Mapping[str, Any]) -> FinishedEpisode:
         """See `Conversations.finish`."""
-        offer = self._over.get(episode) or self._episode(episode)
-        if offer.summary is None and not offer.episode.over.done():
-            offer.episode.info.update(_checked(info))
-            offer.episode.end(_finished(offer.episode))
-        try:
-            async with asyncio.timeout(self._finish_s):
-                await offer.ended.wait()
-        except TimeoutError:
-            raise DoorRefused("the episode is over, but not recorded yet; ask again", RefusalCode.AWAY) from None
-        if offer.summary is None:
+        if episode not in self._over:
+            offer = self._episode(episode)
+            if not offer.episode.over.done():
+                offer.episode.info.update(_checked(info))
+                offer.episode.end(_finished(offer.episode))
+            try:
+                async with asyncio.timeout(self._finish_s):
+                    await offer.ended.wait()
+            except TimeoutError:
+                raise DoorRefused("the episode is over, but not recorded yet; ask again", RefusalCode.AWAY) from None
+        summary = self._over.get(episode)
+        if summary is None:
             raise DoorRefused("the episode was cancelled", RefusalCode.OVER)
-        return offer.summary
+        return summary
 
     async def abandon(self, episode: str, reason: str) -> None:
         """See `Conversations.abandon`."""
@@ -166,18 +167,8 @@ class HarnessDoor:
         if offer in self._waiting:
             self._waiting.remove(offer)
         self._open.pop(offer.name, None)
-        if played is not None:
-            episode = played.episode
-            offer.summary = FinishedEpisode(
-                episode=offer.name,
-                status=episode.status,
-                stop_reason=episode.stop_reason,
-                turns=len(episode.views),
-                sampled_tokens=episode.cost.sampled_tokens,
-                segments_opened=offer.episode.segments_opened,
-            )
         if offer.taken.is_set():
-            self._over[offer.name] = offer
+            self._over[offer.name] = None if played is None else _summary(offer, played)
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
         offer.ended.set()
@@ -194,6 +185,18 @@ class HarnessDoor:
             raise DoorRefused("the door is closing and begins nothing new", RefusalCode.AWAY)
 
 
+def _summary(offer: Offer, played: PlayedEpisode) -> FinishedEpisode:
+    episode = played.episode
+    return FinishedEpisode(
+        episode=offer.name,
+        status=episode.status,
+        stop_reason=episode.stop_reason,
+        turns=len(episode.views),
+        sampled_tokens=episode.cost.sampled_tokens,
+        segments_opened=offer.episode.segments_opened,
+    )
+
+
 def _finished(episode: HarnessEpisode) -> Ending:
     """What a harness that says it is done has done."""
     if not episode.recorder.policy_turns:  # whoever never spoke cannot be judged
@@ -207,7 +210,7 @@ def _fault(cause: str) -> Ending:
 
 def _checked(info: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a harness may say of an episode. Raises DoorRefused: rewards are the scorer's alone."""
-    for key in _REWARDS:
+    for key in REWARD_NAMES:
         if key in info:
             told = (
                 f"{key!r} is refused: a reward comes from the environment's registered scorer, never from the harness"

@@ -4,6 +4,7 @@ It opens with what the task says, and that is all that headrace plays of it: the
 So nothing of it can be run again, and its steps say so.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ class HarnessEnvironment:
         except ValueError as error:
             raise EnvironmentFault(f"task {task.task_id}: {error}", transient=False) from error
         shown = {key: task.data[key] for key in self._args.shown if key in task.data}
+        try:
+            json.dumps(shown, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # or whoever takes it would get an error instead
+            told = f"task {task.task_id}: what args.shown names cannot be sent as JSON: {error}"
+            raise EnvironmentFault(told, transient=False) from error
         metadata = {"task_id": task.task_id, "seed": seed, **shown}
         return Observation(messages, hash_value([task.task_id, task.data]), metadata)
 

@@ -107,7 +107,7 @@ class Conversation:
                     new=_with_read_ids(messages[length - 1], messages[length:], parent),
                 )
         known = next((each for each in self.agents if each.opening == opening), None)
-        agent = known if known is not None and not known.running and not again else self._joined(opening)
+        agent = known if known is not None and not known.running and not again else self._another(opening)
         return Place(agent=agent, parent=None, new=tuple(messages))
 
     def place_ids(self, ids: bytes, *, again: bool) -> Place:
@@ -117,8 +117,13 @@ class Conversation:
             parent = max(fitting, key=lambda node: (len(node.ids), -node.followers))
             return Place(agent=self._going_on(parent, ""), parent=parent, new=())
         known = next((each for each in self.agents if each.opening == ""), None)
-        agent = known if known is not None and not known.running and not again else self._joined("")
+        agent = known if known is not None and not known.running and not again else self._another("")
         return Place(agent=agent, parent=None, new=())
+
+    def join(self, agent: Agent) -> None:
+        """An agent's request begins; a place that nothing is sampled for makes no agent."""
+        if all(agent is not each for each in self.agents):
+            self.agents.append(agent)
 
     def add(self, node: Node, *, raw: bool) -> None:
         """A turn was sampled; `raw` where it was asked for by ids."""
@@ -130,12 +135,10 @@ class Conversation:
     def _going_on(self, parent: Node, opening: str) -> Agent:
         agent = next(each for each in self.agents if each.name == parent.agent)
         is_taken = agent.running or parent.followers or parent.segment != agent.segment
-        return self._joined(opening) if is_taken else agent
+        return self._another(opening) if is_taken else agent
 
-    def _joined(self, opening: str) -> Agent:
-        agent = Agent(name=str(len(self.agents)) if self.agents else "", opening=opening)
-        self.agents.append(agent)
-        return agent
+    def _another(self, opening: str) -> Agent:
+        return Agent(name=str(len(self.agents)) if self.agents else "", opening=opening)
 
 
 def _with_read_ids(said: Message, new: Sequence[Message], parent: Node) -> tuple[Message, ...]:

@@ -26,12 +26,12 @@ from headrace.actors.harness.process import run_harness
 from headrace.actors.harness.recorded import HarnessEpisode
 from headrace.actors.plan import AsyncScorer, Ending, EpisodePlan, PlayedEpisode
 from headrace.actors.recorder import Recorder
+from headrace.actors.scoring.graded import graded
 from headrace.actors.text import well_formed
 from headrace.platform.contracts import TokenGenerator
 from headrace.platform.errors import EnvironmentFault
-from headrace.platform.records.episode import Episode
-from headrace.platform.records.message import Observation, RewardComponent
-from headrace.platform.records.status import FaultOwner, RewardKind, Status, StopReason
+from headrace.platform.records.message import Observation
+from headrace.platform.records.status import FaultOwner, Status, StopReason
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ async def _recorded(
     if ending.owner is not FaultOwner.NONE:
         return PlayedEpisode(episode=record, rewards=(), score=None)
     if scorer is not None:
-        recorder.reward(await _graded(scorer, plan, record), grader_version=scorer.version)
+        recorder.reward(await graded(scorer, plan.task, record), grader_version=scorer.version)
     return PlayedEpisode(episode=record, rewards=tuple(recorder.rewards), score=recorder.score())
 
 
@@ -164,14 +164,6 @@ def _notes(episode: HarnessEpisode) -> dict[str, object]:
         "ignored": sorted(episode.ignored),
         "info": episode.info,
     }
-
-
-async def _graded(scorer: AsyncScorer, plan: EpisodePlan, record: Episode) -> tuple[RewardComponent, ...]:
-    """What the scorer says; a scorer that raises has said nothing (case E1)."""
-    try:
-        return await scorer.score(plan.task, record)
-    except Exception as error:  # foreign code behind a boundary
-        return (RewardComponent(RewardKind.OUTCOME, valid=False, evidence=f"{type(error).__name__}: {error}"),)
 
 
 async def _let_go(

@@ -15,6 +15,8 @@ from headrace.platform.errors import ConfigError, EnvironmentFault
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ")  # of the worker's environment: what else is there may be secret
 _TAIL = 2000  # characters
 _KILL_S = 5.0
+_LAST_WORDS_S = 1.0
+_LOOK_S = 0.2
 
 
 async def run_harness(command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -39,22 +41,37 @@ async def run_harness(command: Sequence[str], env: Mapping[str, str]) -> None:
             )
         except OSError as error:
             raise ConfigError(f"the harness {command[0]} cannot be started: {error.strerror or error}") from error
+        said = bytearray()
+        listening = asyncio.create_task(_listen(process, said))
         try:
-            said = await _tail(process)
-            code = await process.wait()
+            code = await _ended(process)
         finally:
             await _kill(process)
+            await asyncio.wait({listening}, timeout=_LAST_WORDS_S)
+            listening.cancel()
         if code:
-            raise EnvironmentFault(f"the harness ended with {code}: {said.strip() or 'it said nothing'}")
+            told = said.decode(errors="replace").strip()
+            raise EnvironmentFault(f"the harness ended with {code}: {told or 'it said nothing'}")
 
 
-async def _tail(process: asyncio.subprocess.Process) -> str:
-    """The end of what the process writes, once it writes no more."""
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its exit code, once it has ended. `process.wait` waits for the end of its output, too, which what it has started
+    may hold open for ever."""
+    waiting = asyncio.create_task(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait({waiting}, timeout=_LOOK_S)
+    finally:
+        waiting.cancel()
+    return process.returncode
+
+
+async def _listen(process: asyncio.subprocess.Process, said: bytearray) -> None:
+    """Keep the end of what the process writes."""
     assert process.stdout is not None
-    kept = b""
     while piece := await process.stdout.read(1 << 16):
-        kept = (kept + piece)[-_TAIL:]
-    return kept.decode(errors="replace")
+        said += piece
+        del said[:-_TAIL]
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

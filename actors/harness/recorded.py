@@ -120,16 +120,20 @@ class HarnessEpisode:
 
     async def answer(self, asked: Asked) -> Answered:
         """See `Conversations.answer`."""
-        if self.over.done():
-            raise _over()
-        self.ignored.update(name for name in _IGNORED if getattr(asked.sampling, name) is not None)
         digest = fingerprint(asked)
-        entry = self._known(asked, digest)
-        if entry is None:
-            entry = self._begin(asked, digest)
-        else:
-            self.retries += 1
-        return await self._waited(entry.task)
+        while True:
+            if self.over.done():
+                raise _over()
+            entry = self._known(asked, digest)
+            if entry is not None:
+                self.retries += 1
+            else:
+                entry = self._begin(asked, digest)
+            if entry is not None:
+                self.ignored.update(name for name in _IGNORED if getattr(asked.sampling, name) is not None)
+                return await self._waited(entry.task)
+            changes: set[asyncio.Future[Any]] = {self.over, *self._running()}
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     def end(self, ending: Ending) -> None:
         """Nothing more is answered. The first end counts."""
@@ -138,8 +142,7 @@ class HarnessEpisode:
 
     async def close(self) -> None:
         """Stop what is being sampled and give the sessions back (P19)."""
-        tasks = [entry.task for entries in self._asked.by_digest.values() for entry in entries]
-        running = [task for task in tasks if not task.done()]
+        running = self._running()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -175,17 +178,27 @@ class HarnessEpisode:
 
     # --- sampling -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, asked: Asked, digest: str) -> _Entry:
+    def _running(self) -> list[asyncio.Task[Answered]]:
+        tasks = [entry.task for entries in self._asked.by_digest.values() for entry in entries]
+        return [task for task in tasks if not task.done()]
+
+    def _begin(self, asked: Asked, digest: str) -> _Entry | None:
+        """None where a budget is spent, but turns are under way: they are part of the episode, and may fail yet."""
         budgets = self.plan.budgets
         if self._begun >= budgets.max_turns:
+            if self._running():
+                return None
             self.end(Ending(StopReason.MAX_TURNS, Status.BUDGET_EXHAUSTED))
             raise _over()
         prompt = self._prompt(asked, again=digest in self._asked.by_digest)
         room = budgets.max_tokens - len(prompt.ids)
         if room < 1:
+            if self._running():
+                return None
             raise self._too_long(len(prompt.ids))
         if not self.recorder.tools:
             self.recorder.offered(asked.tools)
+        self._conversation.join(prompt.place.agent)
         self._begun += 1
         self._serial += 1
         prompt.place.agent.running += 1
@@ -201,7 +214,7 @@ class HarnessEpisode:
     def _too_long(self, length: int) -> DoorRefused:
         """The end of the budget, which is nobody's fault (P27); but whoever never spoke cannot be judged."""
         told = f"the prompt has {length} tokens and budgets.max_tokens is {self.plan.budgets.max_tokens}"
-        if self.recorder.policy_turns or self._begun:
+        if self.recorder.policy_turns:
             self.end(Ending(StopReason.MAX_TOKENS, Status.BUDGET_EXHAUSTED))
         else:
             cause = f"{told}; raise it, or shorten the prompt"
@@ -324,6 +337,7 @@ class HarnessEpisode:
         ids = generation.token_ids.tolist()
         said = read(renderer, ids, has_tools=bool(asked.tools), is_text=asked.prompt is not None)
         answer = answered(asked, renderer, prompt.ids, generation, said, serial)
+        chain = chains((*asked.messages, answer.message), asked.tools)[-1]
         if prompt.opens:
             agent.segment = prompt.segment
             self.segments_opened += 1
@@ -340,7 +354,7 @@ class HarnessEpisode:
         if self.plan.update_mode is not UpdateMode.STICKY:  # P22: versions never go back within an episode
             self._newest = max([self._newest, *(span.version.number for span in generation.version_spans)])
         node = Node(
-            chain=chains((*asked.messages, answer.message), asked.tools)[-1],
+            chain=chain,
             ids=prompt.ids.tobytes() + np.asarray(generation.token_ids, np.int32).tobytes(),
             shown=(*shown, index),
             agent=agent.name,

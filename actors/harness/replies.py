@@ -29,10 +29,11 @@ def answered(
 ) -> Answered:
     """What a client is told of a generation; `serial` numbers the turn, for the ids of its calls."""
     content, is_cut = _cut(said.content, asked.sampling.stop)
-    # Nine letters and digits: some chat templates take no other ids, and not the same one twice.
+    # Nine letters and digits: some chat templates take no other ids, and not the same one twice. What is behind a stop
+    # text is not told, so no call is either.
     calls = tuple(
         msgspec.structs.replace(call, call_id=f"c{serial % 10**6:06d}{index % 100:02d}")
-        for index, call in enumerate(said.tool_calls)
+        for index, call in enumerate(() if is_cut else said.tool_calls)
     )
     ids = generation.token_ids
     reason = "length" if generation.finish_reason is not FinishReason.STOP and not is_cut else "stop"

@@ -17,6 +17,7 @@ from headrace.platform.errors import DeadlineExceeded, DoorRefused, EngineDead
 from headrace.platform.records.generation import GenerationRequest, SamplingParams
 from headrace.platform.records.status import UpdateMode
 
+_GREEDY = 1e-5  # temperatures below it leave nothing to chance but rounding
 _REMEMBERED = 256  # answers to requests with a key
 _VERSION = re.compile(r"(?:@?v)(\d{1,18})")
 
@@ -91,7 +92,7 @@ class UnrecordedAnswers:
 
     def _sampling(self, asked: Asked, room: int) -> SamplingParams:
         wanted = asked.sampling
-        is_greedy = wanted.temperature == 0
+        is_greedy = wanted.temperature is not None and wanted.temperature < _GREEDY
         return SamplingParams(
             max_new_tokens=min(wanted.max_tokens or room, room),
             temperature=1.0 if wanted.temperature is None or is_greedy else wanted.temperature,

@@ -13,6 +13,9 @@ from headrace.platform.records.arrays import F32, I32
 from headrace.platform.records.message import Message, ToolSpec
 from headrace.platform.records.versions import VersionRef
 
+REWARD_NAMES = ("reward", "rewards", "score")
+"""What a client may not say of an episode: rewards come from its registered scorer."""
+
 
 class RefusalCode(StrEnum):
     """Why the door refuses; each is one HTTP status."""
@@ -119,18 +122,20 @@ class Conversations(Protocol):
     async def answer(self, asked: Asked, episode: str = "") -> Answered:
         """Sample an answer: for the record of `episode`, or where that is empty for nobody's.
 
-        In an episode, what has been asked before is not sampled again (P24). Cancelling the call cancels nothing there:
-        the client may come back for it.
+        In an episode, what has been asked before is not sampled again (P24): the same request while nothing has gone on
+        from its answer or where it says that it is a retry, and the same key always; a key of another request is a
+        CONFLICT. Cancelling the call cancels nothing there: the client may come back for it.
         """
 
     async def open(self, wait_s: float) -> OpenedEpisode:
-        """Take the episode that has been waiting longest; waits up to `wait_s` seconds for one."""
+        """Take the episode that has been waiting longest; waits up to `wait_s` seconds for one, and is FULL without."""
 
     async def finish(self, episode: str, info: Mapping[str, Any]) -> FinishedEpisode:
-        """The client is done. `info` is shown to the scorer as evidence. The same again gives the same answer."""
+        """The client is done. `info` is shown to the scorer as evidence; one with a reward is INVALID, and the episode
+        goes on. Again it gives the same answer, whatever is said. What is asked of an episode that is over is OVER."""
 
     async def abandon(self, episode: str, reason: str) -> None:
-        """The client gives the episode up: it has no reward, and its slot gets another try."""
+        """The client gives the episode up: it has no reward, and its slot gets another try. Safe where it is over."""
 
     def state(self) -> DoorState:
         """As of now."""

@@ -7,13 +7,11 @@
     POST /episodes   POST /episodes/{id}/finish   DELETE /episodes/{id}
     /versions  /health  /metrics
 
-Owns HTTP: who may come in, what a body must be, which status an error has. What is said is `Conversations`' business.
-Without a token everybody may come in, so whoever opens the door without one listens on loopback only.
+Owns HTTP: which page is where, and how long a client is waited for. What is said is `Conversations`' business, who may
+come in `entry.py`'s, what a body must be that of `bodies.py` and `schemas.py`.
 """
 
 import asyncio
-import hmac
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,17 +19,19 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
 from headrace.platform.contracts import Answered, Asked, Conversations, OpenedEpisode, RefusalCode
+from headrace.platform.contracts.doors import REWARD_NAMES
 from headrace.platform.errors import DoorRefused, HeadraceError
 from headrace.platform.records.message import Message
+from headrace.serving.openai.bodies import read_body, read_json
+from headrace.serving.openai.entry import Entry
 from headrace.serving.openai.metrics import CONTENT_TYPE, DoorMetrics
 from headrace.serving.openai.reading import asked_chat, asked_text
-from headrace.serving.openai.refusals import body_of, error_body, error_response, invalid, refused
+from headrace.serving.openai.refusals import body_of, error_body, error_response, refused
 from headrace.serving.openai.schemas import AbandonRequest, ChatRequest, OpenRequest, TextRequest
 from headrace.serving.openai.writing import (
     KEEP_ALIVE,
@@ -45,56 +45,46 @@ from headrace.serving.openai.writing import (
 _log = logging.getLogger(__name__)
 _FIRST_S = 2.0  # a stream's errors within this time are statuses; later ones are events
 _KEEP_ALIVE_S = 10.0
-_LOOK_S = 0.25
-_OPEN_TO_ALL = ("/health",)
-_MOST_BODY = 64 << 20
-B = TypeVar("B", bound=BaseModel)
+_CLIENT_LEFT = 499  # nobody reads it but the counts
+_GONE = "the client that took it had left"
+T = TypeVar("T")
 
 
 class _Door:
     """What the routes share."""
 
-    def __init__(self, conversations: Conversations, token: str, metrics: DoorMetrics) -> None:
-        self.conversations, self.metrics = conversations, metrics
-        self._token = token.encode()
+    def __init__(self, conversations: Conversations, entry: Entry, metrics: DoorMetrics) -> None:
+        self.conversations, self.entry, self.metrics = conversations, entry, metrics
 
-    def lets_in(self, request: Request) -> bool:
-        """Whether the request shows the token; compared in constant time."""
-        if not self._token or request.url.path in _OPEN_TO_ALL:
-            return True
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(errors="surrogateescape"), self._token)
-
-    async def chat(self, request: Request, episode: str = "") -> Response:
+    async def chat(self, request: Request) -> Response:
         """`/v1/chat/completions`."""
-        body = await _body(request, ChatRequest)
+        body = await read_body(request, ChatRequest)
         asked = asked_chat(body, *_retry(request))
         return await self._answered(
-            asked, episode, body.stream, lambda a: chat_answer(body, a), lambda a: chat_events(body, a)
+            request, asked, body.stream, lambda a: chat_answer(body, a), lambda a: chat_events(body, a)
         )
 
-    async def text(self, request: Request, episode: str = "") -> Response:
+    async def text(self, request: Request) -> Response:
         """`/v1/completions`."""
-        body = await _body(request, TextRequest)
+        body = await read_body(request, TextRequest)
         asked = asked_text(body, *_retry(request))
         return await self._answered(
-            asked, episode, body.stream, lambda a: text_answer(body, a), lambda a: text_events(body, a)
+            request, asked, body.stream, lambda a: text_answer(body, a), lambda a: text_events(body, a)
         )
 
     async def _answered(
         self,
+        request: Request,
         asked: Asked,
-        episode: str,
         is_stream: bool,
         whole: Callable[[Answered], dict[str, Any]],
         events: Callable[[Answered], Iterator[str]],
     ) -> Response:
+        episode = request.path_params.get("episode", "")
         answering = asyncio.ensure_future(self.conversations.answer(asked, episode))
-        if is_stream:
-            done, _ = await asyncio.wait({answering}, timeout=_FIRST_S)
-            if not done:
-                return StreamingResponse(self._late(answering, events), media_type="text/event-stream")
-        answer = await answering
+        if not await _while_there(request, answering, _FIRST_S if is_stream else None):
+            return StreamingResponse(self._late(answering, events), media_type="text/event-stream")
+        answer = answering.result()
         self.metrics.answered(answer)
         if is_stream:
             return StreamingResponse(_each(events(answer)), media_type="text/event-stream")
@@ -151,7 +141,7 @@ class _Door:
 
     async def open(self, request: Request) -> JSONResponse:
         """`POST /episodes`: the episode that has been waiting longest."""
-        body = await _body(request, OpenRequest, may_be_empty=True)
+        body = await read_body(request, OpenRequest, may_be_empty=True)
         opened = await self._opened(request, body.wait_s)
         url = str(request.base_url).rstrip("/") + f"/episodes/{opened.episode}"
         answer = {
@@ -168,19 +158,17 @@ class _Door:
     async def _opened(self, request: Request, wait_s: float) -> OpenedEpisode:
         """The same, for as long as the client is there: an episode must not go to one that has left."""
         opening = asyncio.ensure_future(self.conversations.open(wait_s))
-        try:
-            while not opening.done():
-                await asyncio.wait({opening}, timeout=_LOOK_S)
-                if not opening.done() and await request.is_disconnected():
-                    raise DoorRefused("the client has left", RefusalCode.FULL)
-            return opening.result()
-        finally:
-            opening.cancel()
+        await _while_there(request, opening)
+        opened = opening.result()
+        if await request.is_disconnected():
+            await self.conversations.abandon(opened.episode, _GONE)
+            raise _ClientLeft
+        return opened
 
     async def finish(self, request: Request, episode: str) -> dict[str, Any]:
         """`POST /episodes/{id}/finish`."""
-        body = await _json(request, may_be_empty=True)
-        unknown = [key for key in body if key not in ("info", "reward", "rewards", "score")]
+        body = await read_json(request, may_be_empty=True)
+        unknown = [key for key in body if key not in ("info", *REWARD_NAMES)]
         if unknown:
             raise DoorRefused(f"{unknown[0]!r} is not known; put it into info", RefusalCode.INVALID, unknown[0])
         info = body.pop("info", {})
@@ -198,15 +186,15 @@ class _Door:
 
     async def abandon(self, request: Request, episode: str) -> Response:
         """`DELETE /episodes/{id}`."""
-        body = await _body(request, AbandonRequest, may_be_empty=True)
+        body = await read_body(request, AbandonRequest, may_be_empty=True)
         await self.conversations.abandon(episode, body.reason)
         return Response(status_code=204)
 
 
-def build_app(conversations: Conversations, *, token: str = "") -> FastAPI:
+def build_app(conversations: Conversations, *, token: str = "", is_local: bool = False) -> FastAPI:
     """The door as an ASGI application. `token` is what clients must show as `Authorization: Bearer TOKEN`; without one
-    everybody is let in."""
-    door = _Door(conversations, token, DoorMetrics())
+    everybody is let in, but web pages where it `is_local`."""
+    door = _Door(conversations, Entry(token, is_local=is_local), DoorMetrics())
     app = FastAPI(title="headrace", docs_url=None, redoc_url=None, openapi_url=None)
     routes = APIRouter()
     for prefix in ("", "/episodes/{episode}"):
@@ -222,8 +210,13 @@ def build_app(conversations: Conversations, *, token: str = "") -> FastAPI:
     app.include_router(routes)
     app.add_exception_handler(HeadraceError, _told)
     app.add_exception_handler(HTTPException, _no_page)
+    app.add_exception_handler(_ClientLeft, _left)
     app.add_middleware(_Watch, door=door)
     return app
+
+
+class _ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class _Watch:
@@ -245,11 +238,8 @@ class _Watch:
             await send(message)
 
         try:
-            if self._door.lets_in(Request(scope)):
-                await self._app(scope, receive, counting)
-            else:
-                stranger = error_response(error_body("give the token as `Authorization: Bearer TOKEN`", 401), 401)
-                await stranger(scope, receive, counting)
+            stranger = self._door.entry.refused(Request(scope))
+            await (stranger or self._app)(scope, receive, counting)
         except Exception as error:  # the boundary
             if status:  # too late to say anything
                 raise
@@ -267,6 +257,10 @@ async def _told(request: Request, error: Exception) -> Response:
     return refused(error)
 
 
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)
+
+
 async def _no_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     return error_response(error_body(f"no page {request.method} {request.url.path!a:.80}", status), status)
@@ -278,27 +272,30 @@ def _retry(request: Request) -> tuple[str, bool]:
     return request.headers.get("idempotency-key", ""), count not in ("", "0")
 
 
-async def _body(request: Request, kind: type[B], *, may_be_empty: bool = False) -> B:
+async def _while_there(request: Request, doing: asyncio.Future[T], timeout_s: float | None = None) -> bool:
+    """Wait until `doing` is done, but no longer than its client is there. Whether it is.
+
+    Raises:
+        _ClientLeft: before it was done; it is cancelled.
+    """
+    leaving = asyncio.ensure_future(_gone(request))
+    ends: set[asyncio.Future[Any]] = {doing, leaving}
     try:
-        return kind.model_validate(await _json(request, may_be_empty=may_be_empty))
-    except ValidationError as error:
-        raise invalid(error) from None
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done() and not doing.done():
+            raise _ClientLeft
+    except BaseException:
+        doing.cancel()
+        raise
+    finally:
+        leaving.cancel()
+    return doing.done()
 
 
-async def _json(request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. Raises DoorRefused."""
-    data = await request.body()
-    if len(data) > _MOST_BODY:
-        raise DoorRefused(f"the body has {len(data)} bytes; at most {_MOST_BODY} are read", RefusalCode.INVALID)
-    if not data and may_be_empty:
-        return {}
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DoorRefused(f"the body is no JSON: {error}", RefusalCode.INVALID) from None
-    if not isinstance(value, dict):
-        raise DoorRefused("the body must be a JSON object", RefusalCode.INVALID)
-    return value
+async def _gone(request: Request) -> None:
+    """Returns when the client has left. Its body has been read: nothing else comes."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _shown(message: Message) -> dict[str, str]:

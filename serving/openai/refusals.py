@@ -16,7 +16,14 @@ _STATUS = {
     RefusalCode.FULL: 429,
     RefusalCode.AWAY: 503,
 }
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    429: "rate_limit_error",
+}
 _RETRY_AFTER_S = "1"
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Tokens = Annotated[int, Field(ge=1)]
 T = TypeVar("T")
+_OTHERS = "the logprobs of sampled tokens are known, those of others are not"
 
 
 class _Lenient(BaseModel):
@@ -33,6 +34,7 @@ class TextPart(_Lenient):
 
     type: Literal["text", "refusal"]
     text: str = ""
+    refusal: str = ""
 
 
 class ChatMessage(_Lenient):
@@ -76,7 +78,7 @@ class _Request(_Lenient):
     stop: str | list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     seed: int | None = None
     max_tokens: Tokens | None = None
     return_token_ids: bool = False
@@ -120,6 +122,8 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[Tool] | None = None
     tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
     response_format: Any = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
@@ -130,6 +134,13 @@ class ChatRequest(_Request):
     def _free_choice(cls, value: Any) -> Any:
         if value not in (None, "auto", "none"):
             raise ValueError("only auto and none are served: the policy decides what it calls")
+        return value
+
+    @field_validator("functions", "function_call")
+    @classmethod
+    def _as_tools(cls, value: Any) -> Any:
+        if value not in (None, [], "auto", "none"):
+            raise ValueError("is not served any more, by OpenAI neither; offer tools")
         return value
 
     @field_validator("response_format")
@@ -143,7 +154,7 @@ class ChatRequest(_Request):
     @classmethod
     def _no_others(cls, value: int | None) -> int | None:
         if value:
-            raise ValueError("the logprobs of sampled tokens are known, those of others are not; leave it out or say 0")
+            raise ValueError(f"{_OTHERS}; leave it out or say 0")
         return value
 
 
@@ -165,6 +176,13 @@ class TextRequest(_Request):
             value = value[0]
         if isinstance(value, list) and any(token_id < 0 for token_id in value):
             raise ValueError("token ids are not negative")
+        return value
+
+    @field_validator("logprobs")
+    @classmethod
+    def _of_sampled(cls, value: int | None) -> int | None:
+        if value is not None and value > 1:
+            raise ValueError(f"{_OTHERS}; say 0 or 1")
         return value
 
     @field_validator("echo", "suffix")

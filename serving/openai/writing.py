@@ -76,7 +76,8 @@ def error_event(body: Json) -> str:
 
 
 def _event(body: Json) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+    """In ASCII: many clients take U+2028 and U+0085, which JSON leaves as they are, for the end of a line."""
+    return f"data: {json.dumps(body)}\n\n"
 
 
 def _head(prefix: str, kind: str, answer: Answered) -> Json:
@@ -113,9 +114,14 @@ def _calls(answer: Answered) -> list[Json]:
 def _chat_logprobs(answer: Answered) -> Json:
     pairs = zip(answer.texts, answer.logprobs.tolist(), strict=True)
     content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []} for text, logprob in pairs
+        {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []} for text, logprob in pairs
     ]
     return {"content": content, "refusal": None}
+
+
+def _bytes(text: str) -> list[int] | None:
+    """The bytes of a token, None where it holds a part of a character, which text cannot show."""
+    return None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
 
 
 def _text_choice(request: TextRequest, answer: Answered) -> Json:

@@ -18,11 +18,11 @@ from headrace.platform.fidelity import check_episode
 from headrace.platform.records import GenerationRequest, Message, RewardComponent, RewardKind, Role, Task, ToolCall
 from headrace.platform.records.codec import episode_codec
 from headrace.platform.testing.fakes.engine import ScriptedEngine
-from headrace.platform.testing.fakes.renderer import END, CharRenderer
+from headrace.platform.testing.fakes.renderer import END, VOCABULARY, CharRenderer
 from headrace.serving.openai.app import build_app
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-LANGUAGE = Language(renderer=CharRenderer(), encode=lambda text: list(text.encode()))
+LANGUAGE = Language(renderer=CharRenderer(), encode=lambda text: list(text.encode()), vocabulary=VOCABULARY)
 TASK = Task("t1", "harness", {"prompt": "go", "answer": "done", "hint": "h"})
 
 

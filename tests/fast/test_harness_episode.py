@@ -455,6 +455,14 @@ async def test_a_program_that_says_nothing(code, status, told, monkeypatch):
     assert told in played.episode.fault
 
 
+async def test_what_a_program_left_behind_does_not_keep_its_episode_open():
+    code = "import subprocess; subprocess.Popen(['sleep', '60']); sys.exit('no box')"
+    args = HarnessArgs(command=(sys.executable, "-c", PROGRAM + code))
+    async with playing(Engine(numbered("done")), args=args, budgets=Budgets(4, 500, 30.0)) as (_, episode, _):
+        played = checked(await asyncio.wait_for(episode, 20))
+    assert "no box" in played.episode.fault
+
+
 async def test_the_same_plan_samples_with_the_same_seeds():
     seeds = []
     for _ in range(2):

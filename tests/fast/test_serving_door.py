@@ -15,6 +15,7 @@ from headrace.deploy.cli import app
 from headrace.deploy.serving_door import PublicDoor, check_reach, open_worker_doors
 from headrace.platform.config.load import load_recipe
 from headrace.platform.errors import ConfigError, EnvironmentFault, NotFound
+from headrace.platform.records import Task
 from headrace.platform.testing.episodes import make_episode, policy_turn
 
 RECIPE = """\
@@ -103,6 +104,14 @@ async def test_it_opens_with_the_task_and_cannot_be_stepped(recipe):
     with pytest.raises(EnvironmentFault, match="cannot be run again"):
         await session.step(observation.messages[1], "k")
     await session.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\ud800", b"x"])
+async def test_what_cannot_be_shown_is_a_fault_of_the_task(value):
+    session = HarnessEnvironment(HarnessArgs(shown=("hint",)))
+    task = Task("t9", "harness", {"prompt": "go", "hint": value})
+    with pytest.raises(EnvironmentFault, match=r"t9: what args\.shown names"):
+        await session.reset(task, 0)
 
 
 async def test_replays_are_refused_by_name(recipe):
