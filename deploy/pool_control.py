@@ -96,7 +96,7 @@ class PoolControl:
         """Wait until a request is over; the state then.
 
         Raises:
-            RunFailed: it could not be done, or the run ended meanwhile.
+            RunFailed: it could not be done, another one took its place, or the run ended meanwhile.
             DeadlineExceeded: it takes longer; it goes on.
         """
         until_s = time.monotonic() + deadline_s
@@ -108,8 +108,11 @@ class PoolControl:
                 return state
             if not is_running():
                 raise RunFailed("the run ended before its pool was scaled")
-            if self.request() is None:  # the run has just been resumed, and forgot it with the old ones
+            newest = self.request()
+            if newest is None:  # the run has just been resumed, and forgot it with the old ones
                 self._write(request)
+            elif newest.id != request.id and state is not None and state.handled == newest.id:
+                raise RunFailed(f"another request, for {newest.replicas} replicas, came after it and took its place")
             time.sleep(_POLL_S)
         raise DeadlineExceeded(
             f"the pool was not scaled to {request.replicas} replicas within {deadline_s:g} s; the run goes on with it"

@@ -52,37 +52,51 @@ class PoolScaling:
         self._every_s = _LOCAL_EVERY_S if control.is_local else _REMOTE_EVERY_S
         self._state = PoolState()
         self._told: PoolState | None = None
+        self._scaling: asyncio.Task[None] | None = None
+        self._is_fresh = False
+        self._trouble = ""
 
     async def run(self) -> None:
         """Until cancelled."""
-        await asyncio.to_thread(self._control.forget)
-        scaling: asyncio.Task[None] | None = None
         try:
             while True:
-                request = await asyncio.to_thread(self._control.request)
-                if scaling is None and request is not None and request.id != self._state.handled:
-                    scaling = asyncio.create_task(self._scale(request))
-                if scaling is not None and scaling.done():
-                    scaling.result()
-                    scaling = None
-                await self._say()
+                try:
+                    await self._round()
+                except Exception as error:  # a main loop: files that cannot be read or written end no run
+                    if str(error) != self._trouble:
+                        _log.warning("the pool hears no requests: %s: %s", type(error).__name__, error)
+                    self._trouble = str(error)
+                else:
+                    self._trouble = ""
                 await asyncio.sleep(self._every_s)
         finally:
-            if scaling is not None:
-                scaling.cancel()
-                await asyncio.gather(scaling, return_exceptions=True)
+            if self._scaling is not None:
+                self._scaling.cancel()
+                await asyncio.gather(self._scaling, return_exceptions=True)
+
+    async def _round(self) -> None:
+        if not self._is_fresh:
+            await asyncio.to_thread(self._control.forget)
+            self._is_fresh = True
+        request = await asyncio.to_thread(self._control.request)
+        if self._scaling is None and request is not None and request.id != self._state.handled:
+            self._scaling = asyncio.create_task(self._scale(request))
+        if self._scaling is not None and self._scaling.done():
+            scaling, self._scaling = self._scaling, None
+            scaling.result()
+        await self._say()
 
     async def _scale(self, request: PoolRequest) -> None:
         was, error = len(self._parts.replicas), ""
         try:
             await self._carry_out(request.replicas)
-        except HeadraceError as failure:
-            error = str(failure)
+        except Exception as failure:  # the boundary to Ray and the disk: each request ends exactly once
+            error = str(failure) if isinstance(failure, HeadraceError) else repr(failure)
             _log.warning("the pool was not scaled to %d replicas: %s", request.replicas, error)
         now = len(self._parts.replicas)
+        self._state = PoolState(handled=request.id, was=was, error=error)
         if now != was:
             await asyncio.to_thread(self._tell, RunEvent.POOL_SCALED, replicas=now, was=was)
-        self._state = PoolState(handled=request.id, was=was, error=error)
 
     async def _carry_out(self, wanted: int) -> None:
         parts, config = self._parts, self._config

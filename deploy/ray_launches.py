@@ -14,7 +14,7 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Launches:
         """
         index = len(self._indices)
         await self._placement.add_replica(index)
-        replica = self._new_replica()
+        replica, told = self._new_replica(), set(self.held)
         try:
             await replica.bring_up()
         except BaseException:
@@ -135,6 +135,11 @@ class Launches:
             await self._placement.remove_replica(index)
             raise
         self.replicas.append(replica)
+        for version in () if self.holds_one else sorted(told ^ self.held):  # evaluations that began or ended meanwhile
+            if version in self.held:
+                await replica.ask("holding a version", functools.partial(_hold, version))
+            else:
+                await replica.ask("letting a version go", functools.partial(_let_go, version))
         return replica.name
 
     async def remove_replica(self, name: str, deadline_s: float, see: Callable[[RayPart, Any], None]) -> None:
@@ -148,14 +153,15 @@ class Launches:
         try:
             async with asyncio.timeout(deadline_s):
                 await replica.ask_now(f"{name} is to leave", lambda actor: actor.leave.remote())
+                await asyncio.sleep(self._context.config.serving.drain_grace_s)  # for sessions on their way
                 while (stats := await replica.ask_now("asking", lambda actor: actor.stats.remote())).sessions:
                     see(replica, stats)
                     await asyncio.sleep(_POLL_S)
                 see(replica, stats)
-        except PartDied as death:
-            _log.warning("%s died while it was to leave: %s", name, death)
         except TimeoutError:
             _log.warning("%s still had sessions after %g s, and leaves them", name, deadline_s)
+        except HeadraceError as death:
+            _log.warning("%s died while it was to leave: %s", name, death)
         await _closed(replica, _LEAVE_DEADLINE_S)
         await replica.close()
         await self._placement.remove_replica(index)
@@ -207,16 +213,28 @@ class Launches:
             await answer(f"holding a version ({name})", actor.hold.remote(version))
         self._addresses[index] = address
         built = [self.workers[n] for n in self._holders]
-        await asyncio.gather(*(self._introduce(worker, name, address) for worker in built))
+        await asyncio.gather(*(self._introduce(worker, name, address, actor) for worker in built))
 
-    async def _introduce(self, worker: RayPart, name: str, address: Address) -> None:
-        """Tell a worker of a replica's new address; one that is dead or not built yet asks for it when it is built."""
-        try:
-            await worker.ask_now(f"introducing {name}", lambda actor: actor.replace_replica.remote(name, *address))
-        except PartDied:
-            return
-        except HeadraceError as error:  # the replica is gone again, and will be introduced again
-            _log.warning("%s could not reach %s: %s", worker.name, name, error)
+    async def _introduce(self, worker: RayPart, name: str, address: Address, actor: Any) -> None:
+        """Tell a worker of a replica's new address; one that is dead or not built yet asks for it when it is built.
+
+        A worker that does not reach it would do without it for ever, so it is told again.
+
+        Raises:
+            PartDied: the replica is gone, or the worker does not reach it at all.
+        """
+        until_s = asyncio.get_running_loop().time() + self._deadline_s
+        while True:
+            try:
+                return await worker.ask_now(f"introducing {name}", lambda to: to.replace_replica.remote(name, *address))
+            except PartDied:
+                return None
+            except HeadraceError as error:
+                _log.warning("%s could not reach %s: %s", worker.name, name, error)
+                await answer(f"asking {name}", actor.stats.remote())
+                if asyncio.get_running_loop().time() >= until_s:
+                    raise PartDied(f"{worker.name} could not reach it for {self._deadline_s:g} s: {error}") from error
+            await asyncio.sleep(_POLL_S)
 
     async def _bring_up_worker(self, index: int, actor: Any) -> None:
         name = f"rollout-{index}"
@@ -303,3 +321,13 @@ class Launches:
 async def _closed(part: RayPart, deadline_s: float) -> None:
     with contextlib.suppress(HeadraceError):
         await part.ask("closing", lambda actor: actor.close.remote(), deadline_s, "leave")
+
+
+def _hold(version: int, actor: Any) -> Awaitable[None]:
+    holding: Awaitable[None] = actor.hold.remote(version)
+    return holding
+
+
+def _let_go(version: int, actor: Any) -> Awaitable[None]:
+    letting_go: Awaitable[None] = actor.let_go.remote(version)
+    return letting_go

@@ -135,7 +135,8 @@ class RayRuntime:
     async def step(self) -> StepReport:
         """See `Runtime.step`."""
         learner = self._parts.learner
-        deadline_s = 2 * self._context.config.learner.batch_deadline_s + CONTROL_DEADLINE_S
+        config = self._context.config
+        deadline_s = 2 * max(config.learner.batch_deadline_s, config.serving.longest_start_s) + CONTROL_DEADLINE_S
         asked = 0
 
         def step_of(actor: Any) -> Awaitable[StepReport]:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from headrace.trainer.publisher import Offer
 
 _log = logging.getLogger(__name__)
+_SLOW_RESET_S = 10.0
 _VLLM_START_S = 600.0  # its first load starts it, which has a deadline of its own
 
 
@@ -136,8 +137,13 @@ async def build_replica(context: RunContext, index: int) -> "ReplicaService":
         part=part,
         update_mode=context.config.rollout.update_mode,
         control_deadline_s=serving.control_deadline_s + (_VLLM_START_S if starts_at_load else 0.0),
-        drain_grace_s=serving.drain_grace_s,
+        drain_grace_s=max(serving.drain_grace_s, _SLOW_RESET_S if _has_slow_resets(context.config) else 0.0),
     )
+
+
+def _has_slow_resets(config: RunConfig) -> bool:
+    """Whether some time goes by between the admission of a group and the first request of its members."""
+    return any(each.sandbox is not None or each.pool is not None or each.tools for each in config.environments)
 
 
 def _door_host(context: RunContext) -> str:
@@ -332,9 +338,10 @@ def assemble_learner(
     async def read_episodes(file: str, episode_ids: Sequence[str]) -> Sequence[bytes]:
         return await asyncio.to_thread(store.read, file, episode_ids)
 
+    patience_s = max(config.learner.batch_deadline_s, config.serving.longest_start_s)
     return Learner(
         run=context.run,
-        config=config.learner,
+        config=config.learner.model_copy(update={"batch_deadline_s": patience_s}),
         queue=config.queue,
         backend=build_backend(config.learner, model_dir),
         algorithm=build_algorithm(config.learner.algorithm),

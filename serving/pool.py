@@ -208,12 +208,12 @@ class Pool:
         self, request: GenerationRequest, replica: _Replica, failure: EngineDead | VersionUnavailable, began_s: float
     ) -> Generation:
         """P24, case S5: the whole turn at another replica, within what is left of its deadline. One that is dead
-        leaves; one that does not serve the request (any more), as it drains, is only not asked again."""
+        leaves; one that is out of reach, or does not serve the request (any more), is only not asked again."""
         tried: list[_Replica] = []
         while True:
             is_dead = isinstance(failure, EngineDead)
             tried.append(replica)
-            if is_dead:
+            if is_dead and (replica.client.closed.is_set() or replica.client.is_connected):
                 self._leave(replica)
             left_s = request.deadline_s - (self._clock() - began_s)
             if left_s <= 0:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from headrace.platform.contracts import Clock, VersionRegistry
-from headrace.platform.errors import DeadlineExceeded, EngineDead, HeadraceError, NotFound
+from headrace.platform.errors import DeadlineExceeded, EngineDead, HeadraceError, NotFound, RegistryError
 from headrace.platform.records.status import UpdateMode
 from headrace.serving.engine import ServedEngine
 from headrace.serving.version_pins import VersionPins
@@ -180,6 +180,11 @@ class Replica:
             if self._told is not None:
                 await self._roll(registry, pins, self._told)
             await self._take_up_held(registry, pins)
+            if (
+                tuple(self.engine.versions()) != before
+            ):  # whoever waits for a new version need not wait for old ones to go
+                on_change()
+                before = tuple(self.engine.versions())
             await self._retire(pins, keep_versions)
             if tuple(self.engine.versions()) != before:
                 on_change()
@@ -283,8 +288,9 @@ class Replica:
             self._note(what, error)
             if isinstance(error, NotFound):
                 self.held.discard(number)
-            await pins.give_back(number)
-            return False
+            if number not in self.engine.versions():  # an engine may have carried through what took too long
+                await pins.give_back(number)
+                return False
         if number not in pins:
             await self._give_up(number)
             return False
@@ -309,10 +315,12 @@ class Replica:
         try:
             async with asyncio.timeout(deadline_s):
                 return await work
-        except DeadlineExceeded:
+        except HeadraceError:
             raise
         except TimeoutError:
             raise DeadlineExceeded(f"replica {self._name}: {what} took over {deadline_s} s") from None
+        except OSError as error:  # where versions lie: a disk, or a store that is away
+            raise RegistryError(f"replica {self._name}: {what}: {type(error).__name__}: {error}") from error
 
     def _note(self, what: str, error: HeadraceError) -> None:
         self.failures += 1

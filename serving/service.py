@@ -26,7 +26,8 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     """A replica's counters since its start, and what it holds now.
 
     `capacity` is how many versions it can hold, `held` what an evaluation holds it to, `newest` the newest committed
-    version that it knows of. `rolled_s` are the seconds in which it was between two versions, and could sample nothing.
+    version that it knows of. One that is told to roll drains, whether or not its door has been told. `rolled_s` are the
+    seconds in which it was between two versions, and could sample nothing.
     """
 
     replica: str
@@ -121,7 +122,7 @@ class ReplicaService:
             load_failures=self._replica.failures,
             capacity=self._engine.capacity,
             sessions=self._door.sessions,
-            is_draining=self._door.is_draining,
+            is_draining=self._door.is_draining or self._replica.is_rolling,
             held=tuple(sorted(self._replica.held)),
             newest=self._replica.newest,
             rolled_s=self._replica.rolled_s,

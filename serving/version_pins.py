@@ -51,7 +51,7 @@ class VersionPins:
         if self._until_s.pop(version, None) is not None:
             try:
                 await self._registry.unpin(version, self._holder)
-            except HeadraceError as error:
+            except (HeadraceError, OSError) as error:
                 _log.warning("the pin of version %d runs out by itself: %s", version, error)
 
     async def renew(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class VersionPins:
         except NotFound as error:
             _log.warning("%s", error)
             lapsed = True
-        except (HeadraceError, TimeoutError) as error:
+        except (HeadraceError, OSError) as error:  # a TimeoutError, too
             _log.warning("the pin of version %d was not renewed: %s", version, error or "no answer in time")
             lapsed = self._until_s.get(version, asked_s) <= self._clock()
         else:

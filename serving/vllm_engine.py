@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.platform.config.serving import VllmConfig
+from headrace.platform.config.serving import VLLM_START_S, VllmConfig
 from headrace.platform.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError
 from headrace.platform.observability.busy import BusyIntervals
 from headrace.platform.records.generation import Generation, GenerationRequest
@@ -34,7 +34,6 @@ from headrace.serving.vllm_requests import NOTHING, Sampled, engine_args, joined
 from headrace.serving.vllm_versions import Held, Ticket, Versions
 from headrace.serving.vllm_weights import FileWeights, WeightTransport, check_kind, vocabulary_of
 
-_SHORTEST_START_S = 300.0
 _ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -78,7 +77,7 @@ class VllmEngine:
         self._max_batch, self._max_positions = max_batch, max_positions
         self._config, self._threads, self._tensor_parallel = config, threads, tensor_parallel
         self._control_deadline_s = control_deadline_s
-        self._start_deadline_s = max(start_deadline_s, _SHORTEST_START_S)
+        self._start_deadline_s = max(start_deadline_s, VLLM_START_S)
         self._transport = transport or FileWeights()
         self._start_vllm = start
         self._versions = Versions(replica, session_ttl_s)

@@ -82,7 +82,10 @@ class VllmLoader:
             await self._carry_through(step(new, None))
             return
         with self._versions.giving_up(oldest):
-            await self._versions.until_only_inflight(oldest)
+            if oldest.ref.number < new.ref.number:
+                await self._versions.until_only_inflight(oldest)
+            else:  # P22: no request goes back
+                await self._versions.until_empty(oldest)
             await self._carry_through(step(new, oldest))
 
     async def retire(self, held: Held) -> None:

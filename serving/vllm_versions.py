@@ -180,12 +180,12 @@ class Versions:
                 held.running.remove(ticket)
                 self._wake()
 
-    def movable(self, newer_than: int) -> list[Ticket]:
-        """Requests of mode INFLIGHT that run on other versions than `newer_than`."""
+    def movable(self, to: int) -> list[Ticket]:
+        """Requests of mode INFLIGHT that run on older versions than `to`."""
         return [
             ticket
             for number, held in self._held.items()
-            if number != newer_than
+            if number < to
             for ticket in held.running
             if ticket.request.update_mode is UpdateMode.INFLIGHT
         ]

@@ -9,6 +9,7 @@ version; a single replica that is never at lag 0 cannot be told from one that mi
 Owns the measure and the verdict. Pure: no clock, no ledger.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import msgspec
 
 FEWEST_TOKENS = 16
 """Of fewer tokens the mean says nothing."""
+FEWEST_COMPARED = 256
+"""Of fewer tokens the mean says nothing beside that of another replica: episodes differ more than tokens do."""
 _TIMES = 3.0  # what a replica's gap may be of the smallest that another one of the same version has
 
 
@@ -67,7 +70,8 @@ def alarms(gaps: Iterable[Gap], limit: float) -> list[GapAlarm]:
             by_version[gap.version].append(gap)
     found: list[GapAlarm] = []
     for version in sorted(by_version):
-        least = min(gap.mean for gap in by_version[version])
+        compared = [gap.mean for gap in by_version[version] if gap.tokens >= FEWEST_COMPARED]
+        least = min(compared, default=math.inf)
         for gap in by_version[version]:
             if why := _why(gap, least, limit):
                 found.append(GapAlarm(version=version, replica=gap.replica, why=why))
@@ -77,6 +81,6 @@ def alarms(gaps: Iterable[Gap], limit: float) -> list[GapAlarm]:
 def _why(gap: Gap, least: float, limit: float) -> str:
     if gap.lag == 0 and gap.mean > limit:
         return f"its logprobs are {gap.mean:.3g} nats from the learner's of the same weights (limit {limit:g})"
-    if gap.mean > limit + _TIMES * least:
+    if gap.tokens >= FEWEST_COMPARED and gap.mean > limit + _TIMES * least:
         return f"its logprobs are {gap.mean:.3g} nats from the learner's, those of another replica {least:.3g}"
     return ""

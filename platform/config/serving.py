@@ -6,6 +6,9 @@ from pydantic import Field
 
 from headrace.platform.config.base import StrictModel
 
+VLLM_START_S = 300.0
+"""vLLM may take so long to start, whatever `start_deadline_s` says."""
+
 
 class VllmConfig(StrictModel):
     """What only vLLM needs to know. The rest of `serving` holds for it too."""
@@ -51,6 +54,12 @@ class ServingConfig(StrictModel):
     control_deadline_s: float = Field(120.0, gt=0)
     """How long loading or retiring a version may take."""
     reconnect_s: float = Field(10.0, gt=0)
-    """How long a lost connection to a replica is tried again, and what was asked for over it goes on (P24)."""
+    """How long what was asked for over a lost connection waits for the next one (P24); dialling goes on after that."""
     drain_grace_s: float = Field(1.0, ge=0)
-    """How long a replica that drains still takes sessions of groups that were admitted before."""
+    """How long a replica that drains still takes sessions of groups that were admitted before; at least 10 where an
+    environment has to get a sandbox or a host first."""
+
+    @property
+    def longest_start_s(self) -> float:
+        """How long nothing may be sampled because a replica is started again."""
+        return max(self.start_deadline_s, VLLM_START_S) + self.control_deadline_s if self.engine == "vllm" else 0.0

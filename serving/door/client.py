@@ -5,11 +5,13 @@
     generate ─► send ─► reply ─► acknowledged with the next frame
                  ▲ │
                  │ └── connection lost ─► [reconnect] dial, pause, dial, … ─► the same instance: send again what is open
-                 └──────────────────────────────┘                         └─► refused, another one, too late: EngineDead
+                 └──────────────────────────────┘                         └─► refused, another one: EngineDead, the end
+                                                         too late: EngineDead for what is open, and on with dialling
 
 Owns the open requests. Each ends exactly once: with a generation, the replica's error, its deadline, its caller's
-cancellation, or EngineDead when the replica is really gone. A connection that is lost is no such end: what is open is
-sent again under its key, and the replica answers with what it has kept (P24, case S7). Deadlines run on meanwhile.
+cancellation, or EngineDead when the replica is gone. A connection that is lost is no such end: what is open is sent
+again under its key, and the replica answers with what it has kept (P24, case S7). Deadlines run on meanwhile. A replica
+that is out of reach for too long offers no versions and is asked nothing; it may still be alive, and comes back.
 """
 
 import asyncio
@@ -41,6 +43,7 @@ from headrace.serving.door.messages import (
 
 _CLOSE_GRACE_S = 1.0
 _MAX_UNACKNOWLEDGED = 256
+_RELEASES_KEPT = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
@@ -54,7 +57,7 @@ class DoorClient:
     Args:
         host, port: of the door.
         token: the shared secret.
-        reconnect_s: how long a lost connection is tried again.
+        reconnect_s: for how long what is open waits for a lost connection.
     """
 
     def __init__(self, host: str, port: int, token: str, reconnect_s: float = 10.0) -> None:
@@ -68,10 +71,13 @@ class DoorClient:
         self._number = 0
         self._arrived: list[str] = []
         self._given_up: list[str] = []
+        self._released: dict[str, None] = {}
         self._deadlines = DeadlineTimer(self._loop, self._sweep)
         self._reconnecting: asyncio.Task[None] | None = None
+        self._up_s, self._pause_s = 0.0, _FIRST_PAUSE_S
         self._versions: tuple[int, ...] = ()
         self._why_lost = ""
+        self._why_out_of_reach = ""
         self._instance = ""
         self.replica = ""
         self.is_draining = False
@@ -115,6 +121,9 @@ class DoorClient:
             link = self._link
         if self.closed.is_set():
             raise EngineDead(self._why_lost)
+        if self._why_out_of_reach:
+            raise EngineDead(self._why_out_of_reach)
+        self._released.pop(request.session, None)
         self._number = number = self._number + 1
         body = encode_request(number, request, request.deadline_s)
         if self._is_up and link is not None:
@@ -134,13 +143,16 @@ class DoorClient:
 
     async def release(self, session: str) -> None:
         """See TokenGenerator. Does not wait for the replica."""
+        self._released[session] = None
         if self._is_up and self._link is not None:
+            if len(self._released) > _RELEASES_KEPT:
+                del self._released[next(iter(self._released))]
             if self._arrived:
                 self._acknowledge(self._link)
             self._link.send(encode(Release(session)))
 
     def versions(self) -> tuple[int, ...]:
-        """What the replica announced last, oldest first; nothing once it is gone."""
+        """What the replica announced last, oldest first; nothing while it is out of reach, and once it is gone."""
         return self._versions
 
     async def close(self) -> None:
@@ -249,6 +261,7 @@ class DoorClient:
 
     def _use(self, link: Link) -> None:
         self._link, self._is_up = link, link.is_open
+        self._up_s, self._why_out_of_reach = self._loop.time(), ""
         self.replica, self._instance = link.replica, link.instance
 
     def lost(self, link: Link, reason: str) -> None:
@@ -264,22 +277,25 @@ class DoorClient:
 
     async def _reconnect(self, reason: str) -> None:
         """P24: the same instance knows what was asked; any other end is the replica's."""
-        pause_s = _FIRST_PAUSE_S
-        try:
-            async with asyncio.timeout(self._reconnect_s):
-                while True:
-                    try:
-                        link = await self._dial()
-                        break
-                    except (ConnectionRefusedError, DoorRefused) as error:
-                        self._end(f"{reason}; then: {error}")
-                        return
-                    except (OSError, EngineError):
-                        await asyncio.sleep(pause_s)
-                        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        except TimeoutError:
-            self._end(f"{reason}; not reached for {self._reconnect_s:g} s")
-            return
+        now_s = self._loop.time()
+        until_s = now_s + self._reconnect_s
+        if now_s - self._up_s > _LONGEST_PAUSE_S:
+            self._pause_s = _FIRST_PAUSE_S
+        else:  # whoever is cut off as soon as it is there does not storm the door
+            await self._pause(until_s)
+        while True:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    link = await self._dial()
+                break
+            except (ConnectionRefusedError, DoorRefused) as error:
+                self._end(f"{reason}; then: {error}")
+                return
+            except (OSError, EngineError):  # a TimeoutError is an OSError
+                await self._pause(until_s)
+            if self._loop.time() >= until_s:
+                self._out_of_reach(f"{reason}; not reached for {self._reconnect_s:g} s")
+                until_s = self._loop.time() + self._reconnect_s
         if link.instance != self._instance:
             link.abort()
             self._end(f"{reason}; another one has taken its place")
@@ -290,6 +306,10 @@ class DoorClient:
         else:
             self.lost(link, reason)
         self._tell()
+
+    async def _pause(self, until_s: float) -> None:
+        await asyncio.sleep(min(self._pause_s, max(until_s - self._loop.time(), 0.0)))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _send_again(self, link: Link) -> None:
         given_up, self._given_up = self._given_up, []
@@ -307,18 +327,31 @@ class DoorClient:
             except FrameError as error:
                 del self._open[number]
                 future.set_exception(error)
+        for session in self._released:  # what was said last may be lost, and a session would stay there for ever
+            link.send(encode(Release(session)))
+
+    def _out_of_reach(self, reason: str) -> None:
+        """Whoever waits for the replica goes elsewhere, until it is reached again."""
+        if not self._why_out_of_reach:
+            self._why_out_of_reach = f"replica {self.replica} is out of reach: {reason}"
+            self._given_up += [request.key for _, _, request in self._open.values()]
+            self._fail_open(self._why_out_of_reach)
+            self._tell()
 
     def _end(self, reason: str) -> None:
         """The replica is gone: fail whatever is open, at once."""
         self._is_up = False
-        self._deadlines.stop()
         self._why_lost = f"replica {self.replica or 'unknown'} is gone: {self._why_lost or reason}"
-        self._versions = ()
         self.closed.set()
+        self._fail_open(self._why_lost)
+        if self.on_closed is not None:
+            self.on_closed()
+
+    def _fail_open(self, why: str) -> None:
+        self._deadlines.stop()
+        self._versions = ()
         entries = list(self._open.values())
         self._open.clear()
         for future, _, _ in entries:
             if not future.done():
-                future.set_exception(EngineDead(self._why_lost))
-        if self.on_closed is not None:
-            self.on_closed()
+                future.set_exception(EngineDead(why))

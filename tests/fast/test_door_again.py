@@ -161,16 +161,70 @@ async def test_what_was_cancelled_meanwhile_is_cancelled_there():
         assert (await within(calls[1])).token_ids.tolist() == [3, 2, 1]
 
 
-async def test_a_replica_that_is_not_reached_in_time_is_gone():
+async def test_a_replica_that_is_not_reached_in_time_is_asked_nothing_until_it_is():
     engine = Engine()
     engine.gate.clear()
-    async with cuttable(engine, reconnect_s=0.1) as (_, client, between):
+    async with cuttable(engine, reconnect_s=0.1) as (server, client, between):
         (call,) = await begun(engine, client, 0)
         between.down = True
         between.cut()
         with pytest.raises(EngineDead, match=r"not reached for 0\.1 s"):
             await within(call)
-        assert client.closed.is_set() and list(client.versions()) == []
+        assert not client.closed.is_set() and list(client.versions()) == []
+        with pytest.raises(EngineDead, match="out of reach"):
+            await client.generate(a_request(1))
+        engine.gate.set()
+        back = told(client, lambda: client.is_connected)
+        between.down = False
+        await within(back.wait())
+        assert list(client.versions()) == [6, 7] and not server.open_requests
+        assert (await within(client.generate(a_request(2)))).token_ids.tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+async def test_a_session_that_was_released_meanwhile_does_not_stay_there(is_down):  # P19
+    engine = Engine()
+    async with cuttable(engine) as (server, client, between):
+        await within(client.generate(a_request(0)))
+        await within(client.generate(a_request(1)))
+        assert server.sessions == 2
+        lost = told(client, lambda: not client.is_connected)
+        between.down = True
+        between.cut()
+        if is_down:
+            await within(lost.wait())
+        await client.release("session-0")  # into a connection that is dead already, or into none
+        await client.release("session-1")
+        await within(lost.wait())
+        await within(asyncio.gather(*[between.tried.acquire() for _ in range(3)]))
+        again = asyncio.ensure_future(client.generate(a_request(2, session="session-1")))
+        await asyncio.sleep(0)
+        between.down = False
+        await within(again)
+        await within(engine.ended.acquire())
+        assert server.sessions == 1 and engine.released == ["session-0"], "one of them has come again"
+
+
+async def test_a_client_that_is_cut_off_again_and_again_does_not_storm_the_door():
+    engine = Engine()
+    async with cuttable(engine) as (server, client, _):
+        arrivals = []
+
+        def poisoned(guest, ask, received_s):
+            arrivals.append(ask.key)
+            raise ValueError("nobody can read this")
+
+        server._desk.ask = poisoned
+        with pytest.raises(DeadlineExceeded):
+            await within(client.generate(a_request(0, deadline_s=0.6)))
+        assert 2 <= len(arrivals) <= 8
+
+
+def told(client, condition):
+    """Set when the client says that something has changed, and `condition` holds."""
+    event = asyncio.Event()
+    client.on_versions = lambda: event.set() if condition() else None
+    return event
 
 
 async def test_where_nobody_listens_any_more_the_replica_is_gone_at_once():  # case S5

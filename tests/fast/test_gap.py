@@ -7,7 +7,7 @@ from headrace.platform.config.learner import GrpoConfig, LearnerConfig
 from headrace.platform.config.model import TinyLlamaConfig
 from headrace.trainer.algorithms import build_algorithm
 from headrace.trainer.backends.torch import TorchBackend
-from headrace.trainer.gap import FEWEST_TOKENS, Gap, Source, alarms
+from headrace.trainer.gap import FEWEST_COMPARED, FEWEST_TOKENS, Gap, Source, alarms
 from headrace.trainer.model import build_tiny_llama
 from headrace.trainer.samples import Sample
 
@@ -15,7 +15,7 @@ TINY = TinyLlamaConfig(hidden=16, layers=1, heads=2, intermediate=16, max_positi
 LIMIT = 0.01
 
 
-def gap(replica: str, mean: float, *, version: int = 3, lag: int = 0, tokens: int = 100) -> Gap:
+def gap(replica: str, mean: float, *, version: int = 3, lag: int = 0, tokens: int = FEWEST_COMPARED) -> Gap:
     return Gap(version=version, replica=replica, lag=lag, tokens=tokens, mean=mean, largest=mean, signed=0.0)
 
 
@@ -28,7 +28,10 @@ def gap(replica: str, mean: float, *, version: int = 3, lag: int = 0, tokens: in
         ([gap("r0", 0.02, lag=1), gap("r1", 0.3, lag=1)], ["r1"]),  # unlike the other one of this version
         ([gap("r0", 0.02, lag=1), gap("r1", 0.06, lag=1)], []),
         ([gap("r0", 0.02, lag=2, version=2), gap("r1", 0.3, lag=1)], []),  # of different versions
+        ([gap("r0", 0.3, tokens=FEWEST_TOKENS)], ["r0"]),
         ([gap("r0", 0.3, tokens=FEWEST_TOKENS - 1)], []),
+        ([gap("r0", 0.002, lag=1, tokens=FEWEST_COMPARED - 1), gap("r1", 0.3, lag=1)], []),  # of one sure episode
+        ([gap("r0", 0.002, lag=1), gap("r1", 0.3, lag=1, tokens=FEWEST_COMPARED - 1)], []),
     ],
 )
 def test_only_what_no_learning_explains_is_an_alarm(gaps: list[Gap], accused: list[str]) -> None:  # case S10

@@ -176,6 +176,29 @@ async def test_a_replica_whose_engine_is_dead_leaves_and_one_with_an_error_stays
     assert pool.in_flight == {"b": 0}
 
 
+async def test_a_replica_that_is_out_of_reach_comes_back():
+    a, b = Member("a", 1), Member("b", 1)
+    pool = a_pool(a, b)
+    a.error, a.is_connected = EngineDead("not reached"), False
+    a.announce(1)
+    b.gate.clear()
+    waiting = await asked(pool, "t", "u")
+    a.is_connected = True
+    a.announce(1)
+    a.gate.clear()
+    waiting += await asked(pool, "s")
+    assert a.served == ["s"]
+    a.is_connected = False
+    a.announce()
+    a.gate.set()
+    b.gate.set()
+    assert [answer.replica for answer in await within(asyncio.gather(*waiting))] == ["b", "b", "b"]
+    a.error, a.is_connected = None, True
+    a.announce(2)
+    assert pool.newest_version() == 2
+    assert (await within(pool.generate(a_request("v", 2)))).replica == "a"
+
+
 # --- replicas that die, drain and move on (P22, P24) ------------------------------------------------------------------
 
 

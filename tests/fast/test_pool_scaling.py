@@ -176,6 +176,29 @@ async def test_who_asks_while_a_run_is_resumed_is_heard(tmp_path):
     assert (state.was, len(parts.replicas)) == (1, 2)
 
 
+async def test_a_request_whose_place_another_has_taken_is_over(tmp_path):
+    control = PoolControl(str(tmp_path))
+    control.tell(PoolState())
+    first = control.ask(2)
+    second = control.ask(3)
+    control.tell(PoolState(handled=second.id))
+    with pytest.raises(RunFailed, match="another request, for 3 replicas"):
+        await asyncio.to_thread(control.wait, first, WAIT_S, lambda: True)
+    assert control.wait(second, WAIT_S, lambda: True).handled == second.id
+
+
+async def test_files_that_cannot_be_read_end_no_run(tmp_path, caplog):
+    parts = Parts(Replica("replica-0", 0, capacity=9))
+    parts.refusal = OSError("no space left")
+    async with scaled(tmp_path, parts):
+        with pytest.raises(RunFailed, match="no space left"):
+            await asked(tmp_path, 2)
+        parts.refusal = None
+        (tmp_path / "control" / "pool.json").write_text("scale it to 2, please")
+        await until(lambda: "hears no requests" in caplog.text)
+        assert (await asked(tmp_path, 2)).was == 1
+
+
 async def test_nobody_waits_for_a_run_that_is_over(tmp_path):
     control = PoolControl(str(tmp_path))
     control.tell(PoolState())

@@ -226,6 +226,27 @@ async def test_a_registry_that_is_away_is_asked_again(publisher):
     await following.stop()
 
 
+async def test_a_disk_that_fails_for_once_ends_nothing(publisher):
+    class Flaky:
+        failing = 1
+
+        async def open(self, number):
+            if self.failing:
+                self.failing -= 1
+                raise PermissionError("the share is away")
+            return await publisher.registry.open(number)
+
+        watch = publisher.registry.watch
+        pin = publisher.registry.pin
+        unpin = publisher.registry.unpin
+
+    following = Following(RecordingEngine(), Flaky())
+    await publisher.publish()
+    await following.holds([0])
+    assert following.replica.failures == 1 and "the share is away" in following.replica.last_failure
+    await following.stop()
+
+
 async def test_a_dead_engine_ends_the_following(publisher):
     engine = RecordingEngine()
     following = Following(engine, publisher.registry)

@@ -1,6 +1,7 @@
 """Which replica rolls, and when none may (P22); and replicas of one version that are told to."""
 
 import asyncio
+import contextlib
 
 import pytest
 from test_replica import FAST, Publisher, RecordingEngine, request
@@ -330,6 +331,49 @@ async def test_a_replica_that_leaves_finishes_its_sessions_and_does_not_come_bac
             await asyncio.sleep(0.005)
     await client.close()
     await service.close()
+
+
+async def test_whoever_asks_sees_at_once_that_a_replica_is_to_roll(publisher):  # P22: one at a time
+    await publisher.publish()
+    engine = SingleEngine()
+    service, _ = await a_service(publisher, engine, [])
+    async with asyncio.timeout(WAIT_S):
+        while not engine.versions():  # noqa: ASYNC110 - the replica polls
+            await asyncio.sleep(0.005)
+    assert not service.stats().is_draining
+    service.roll(await publisher.publish(), False, WAIT_S)
+    assert service.stats().is_draining
+    async with asyncio.timeout(WAIT_S):
+        while service.stats().is_draining:  # noqa: ASYNC110 - the replica polls
+            await asyncio.sleep(0.005)
+    assert service.stats().versions == (1,)
+    await service.close()
+
+
+class Carrying(SingleEngine):
+    """Finishes its second load, whatever becomes of the caller."""
+
+    async def load(self, manifest, path):
+        is_late = bool(self.loads)
+        with contextlib.suppress(asyncio.CancelledError):
+            if is_late:
+                await asyncio.Event().wait()
+        await super().load(manifest, path)
+        if is_late:
+            raise asyncio.CancelledError
+
+
+async def test_what_an_engine_has_taken_up_too_late_is_pinned_all_the_same(publisher):  # P12, case Q17
+    await publisher.publish()
+    following = Following(publisher, control_deadline_s=0.1)
+    following.engine = following.replica.engine = Carrying()
+    async with following:
+        await following.changed()
+        await publisher.publish()
+        following.replica.roll(1, drain_deadline_s=WAIT_S)
+        assert await following.changed() == [1]
+        assert "took over 0.1 s" in following.replica.last_failure
+        assert await publisher.registry.retain([], newest=0) == [0]
 
 
 def a_turn(session):

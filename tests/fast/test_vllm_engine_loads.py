@@ -391,6 +391,33 @@ async def test_adapters_stand_beside_each_other_and_the_oldest_gives_way(folder,
     await engine.close()
 
 
+async def test_no_request_goes_back_to_an_older_version(folder, tmp_path):
+    # P22: an evaluation has older weights loaded
+    llm = ScriptedLlm()
+    engine = await loaded(llm, folder)
+    await engine.load(manifest(5), folder)
+    call = asyncio.ensure_future(engine.generate(request("s", 0, INFLIGHT)))
+    await turns()
+    load = asyncio.ensure_future(engine.load(manifest(4), folder))
+    while engine.versions():  # noqa: ASYNC110 - the folder is checked in a thread
+        await asyncio.sleep(0)
+    llm.gate.set()
+    assert numbers(await call) == [(5, 0, 4)]
+    await load
+    assert engine.versions() == [4]
+    await engine.close()
+
+    llm, path = ScriptedLlm(), adapter_folder(folder, tmp_path / "adapter")
+    engine = await loaded(llm, folder, config=VllmConfig(adapters=3))
+    await engine.load(adapter(5), path)
+    call = asyncio.ensure_future(engine.generate(request("s", 0, INFLIGHT)))
+    await turns()
+    await engine.load(adapter(4), path)
+    llm.gate.set()
+    assert numbers(await call) == [(5, 0, 4)] and "abort" not in llm.calls
+    await engine.close()
+
+
 async def test_an_adapter_that_fails_to_load_changes_nothing(folder, tmp_path):
     # case S4
     llm = ScriptedLlm()

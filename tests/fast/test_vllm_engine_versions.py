@@ -120,9 +120,9 @@ async def test_inflight_requests_and_their_sessions_move():
     await table.enter(moving, 0.0)
     table.add(held(4))
     await table.enter(staying, 0.0)
-    assert table.movable(newer_than=4) == [moving]
+    assert table.movable(to=4) == [moving]
     table.replace(table.get(3), held(5))
-    assert table.movable(newer_than=5) == []
+    assert table.movable(to=5) == []
     assert table.get(5).running == {moving}
     assert [table.sessions(number, 1.0) for number in (3, 4, 5)] == [0, 1, 1]
 
