@@ -7,6 +7,7 @@ from headrace.actors.worlds import Worlds
 from headrace.deploy.demonstrations.inputs import stage_inputs
 from headrace.deploy.model_folder import check_model_files, ready_folder
 from headrace.platform.config import RunConfig
+from headrace.platform.config.algorithm import ReinforceConfig
 from headrace.platform.config.secret_references import resolve
 from headrace.platform.errors import ConfigError, EngineError
 from headrace.platform.observability.loggers import check_loggers
@@ -81,10 +82,19 @@ def check_engine(config: RunConfig) -> None:
 
 
 def check_learner(config: RunConfig) -> None:
-    """Refuse more ranks than the learner's backend can have. Raises ConfigError."""
+    """Refuse more ranks than the learner's backend can have, and what it does not compute. Raises ConfigError."""
     ranks, backend = config.learner.ranks, config.learner.backend
     if ranks > 1 and backend == "torch":
         raise ConfigError(f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1")
+    algorithm = config.learner.algorithm
+    to_come = {
+        "kl.coefficient": algorithm.kl.coefficient > 0,
+        "entropy": algorithm.entropy > 0,
+        "returns": not algorithm.returns.plain,
+        "baseline=running": isinstance(algorithm, ReinforceConfig) and algorithm.baseline == "running",
+    }
+    if absent := [f"learner.algorithm.{option}" for option, is_wanted in to_come.items() if is_wanted]:
+        raise ConfigError(f"{', '.join(absent)}: the learner does not compute this yet; leave it out")
 
 
 def check_runs_dir(config: RunConfig) -> None:

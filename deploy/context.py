@@ -58,4 +58,5 @@ class RunContext:
             mask_over_lag=queue.over_lag == "mask",
             early_missing=queue.early_missing,
             lag_restarts=queue.lag_restarts,
+            drop_zero_variance=learner.algorithm.needs_variance,
         )

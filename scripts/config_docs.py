@@ -3,6 +3,7 @@
 `python scripts/config_docs.py` rewrites the page; a test compares the page with what this would write.
 """
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from headrace.platform.config import RunConfig
 from headrace.platform.config.explain import parts_of
 
+_ANNOTATED = re.compile(r"Annotated\[(\w+), FieldInfo\([^()]*(?:\([^()]*\)[^()]*)*\)\]")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
 HEAD = """\
@@ -52,15 +54,17 @@ def _sections(model: type[BaseModel], path: str) -> list[tuple[str, type[BaseMod
         mark = "[]" if "tuple" in str(field.annotation) else ""
         for part in parts_of(field.annotation):
             found += _sections(part, f"{path}.{name}{mark}".lstrip("."))
-    return found
+    return list(dict.fromkeys(found))  # several kinds of one section may share a part
 
 
 def _section(model: type[BaseModel], path: str) -> str:
     rows = [_row(path, name, field) for name, field in model.model_fields.items()]
     title = f"`{path}`" if path else "The root"
-    kind = model.model_fields.get("kind")
-    if kind is not None and kind.is_required() and (kinds := get_args(kind.annotation)):
-        title += f" of kind `{kinds[0]}`"
+    for tag in ("kind", "name"):
+        field = model.model_fields.get(tag)
+        tags = get_args(field.annotation) if field is not None else ()
+        if field is not None and tags and (field.is_required() or len(tags) == 1):
+            title += f" of {tag} " + " or ".join(f"`{each}`" for each in tags)
     doc = " ".join((model.__doc__ or "").split())
     return f"\n## {title}\n{doc}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
@@ -92,6 +96,7 @@ def _plain(annotation: Any) -> str:
     )
     for name in ("typing.", "collections.abc."):
         text = text.replace(name, "")
+    text = _ANNOTATED.sub(r"\1", text)
     if text.startswith("Literal["):
         return text.removeprefix("Literal[").removesuffix("]").replace(", ", " or ").replace("'", "`")
     choices = getattr(annotation, "__members__", None)

@@ -1,9 +1,10 @@
 """Samples to tensors: padded microbatches, and the loss tokens that an algorithm sees.
 
-Owns packing and the choice of positions. A token that does not enter the loss is never touched by arithmetic: loss
-tokens are *selected*, not multiplied by a mask, so that NaN at another position reaches neither loss nor gradient
-(case T9) and padding may hold anything (case T10). The order of packing depends on the samples alone, not on their
-order of arrival, and the loss is a mean over the whole step, so that microbatches add up exactly (case V6).
+Padding is for models that cannot compute samples in one row (`packing.py` has the others), and for comparison.
+Owns the choice of positions. A token that does not enter the loss is never touched by arithmetic: loss tokens are
+*selected*, not multiplied by a mask, so that NaN at another position reaches neither loss nor gradient (case T9) and
+padding may hold anything (case T10). The order of packing depends on the samples alone, not on their order of arrival,
+and the loss is a mean over the whole step, so that microbatches add up exactly (case V6).
 
 Dimensions: B samples of a microbatch, T tokens of its longest sample, N loss tokens of a microbatch.
 Position t of a mask speaks of token t; its logits come from position t - 1.
@@ -34,6 +35,17 @@ class MicroBatch:
     behaviour_logprobs: Tensor
     advantages: Tensor
     temperatures: Tensor
+
+    @property
+    def predicted(self) -> Tensor:
+        """bool[B, T]: every token but each sample's first, which nothing predicts."""
+        predicted = self.is_token.clone()
+        predicted[:, 0] = False
+        return predicted
+
+    def by_sample(self, values: Tensor) -> list[Tensor]:
+        """Values [B, T], one for each token, as one tensor for each of `rows`."""
+        return [values[b, : row.length] for b, row in enumerate(self.rows)]
 
     def loss_tokens(self, step_tokens: int) -> "LossTokens":
         """The tokens that enter the loss, in row-major order."""

@@ -2,13 +2,15 @@
 
 Only loss positions go through the output layer: the decoder's hidden states are selected first. Models whose logits
 are more than that layer (soft caps, scales) are recognised by a trial forward pass at construction and take their
-own full forward instead. Rows are padded on the right, and a causal model's real tokens never see what follows them,
-so no attention mask is needed and padding costs nothing but time (case T10).
+own full forward instead. Samples that are packed without padding need a model that keeps them apart, which a trial at
+construction finds out; for others rows are padded on the right, and a causal model's real tokens never see what follows
+them, so no attention mask is needed and padding costs nothing but time (case T10).
 
 The model runs in evaluation mode, in training too: dropout would make the learner's logprobs differ from the
 engine's, and a ratio that is not 1 on fresh weights is noise.
 
-Dimensions: B rows, T tokens, N chosen tokens, H hidden width, V vocabulary.
+Dimensions: B rows, T tokens, S tokens of a packed row, M tokens of its samples, N chosen tokens, H hidden width,
+V vocabulary.
 """
 
 from typing import Any
@@ -17,17 +19,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace.trainer.batch import MicroBatch
+from headrace.trainer.packing import PackedBatch
+from headrace.trainer.packing_support import arguments, use_packed_attention
+
 PROBE_TOKENS = 4
 PROBE_TOLERANCE = 1e-4
 
 
 class TokenLogprobs:
-    """Learner logprobs of tokens that a mask chooses. Keeps a reference to `model` and puts it in evaluation mode."""
+    """Learner logprobs of tokens that a mask chooses. Keeps a reference to `model` and puts it in evaluation mode.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: a causal language model.
+        packed: whether packed batches are wanted. `why_padded` says why they cannot be had; it is empty where they can.
+    """
+
+    def __init__(self, model: nn.Module, packed: bool = False) -> None:
         model.eval()
         self._model: Any = model
         self.selects_hidden = self._can_select()
+        self.why_padded = use_packed_attention(model) if packed else "nobody asked for packed batches"
+
+    def of(self, batch: MicroBatch | PackedBatch, chosen: Tensor) -> Tensor:
+        """Logprobs f32[N] of the tokens of `batch` where `chosen` is true, in its order.
+
+        Args:
+            batch: packed only where `why_padded` is empty.
+            chosen: a bool mask as `batch.loss_mask` is, true for no sample's first token.
+        """
+        if isinstance(batch, MicroBatch):
+            return self(batch.token_ids, batch.is_token, chosen, batch.temperatures)
+        chosen_N = torch.nonzero(chosen)[:, 0]
+        predictor_N = batch.place[chosen_N - 1]
+        given = arguments(batch)
+        if self.selects_hidden:
+            logits_NV = self._head(self._model.base_model(**given).last_hidden_state[0].index_select(0, predictor_N))
+        else:
+            logits_NV = self._model(**given).logits[0].index_select(0, predictor_N)
+        scaled_NV = logits_NV.float() / batch.temperatures[chosen_N][:, None]
+        return -F.cross_entropy(scaled_NV, batch.targets[chosen_N], reduction="none")
 
     def __call__(self, token_ids: Tensor, is_token: Tensor, chosen: Tensor, temperatures: Tensor) -> Tensor:
         """Logprobs f32[N], in row-major order, of the tokens where `chosen` is true.

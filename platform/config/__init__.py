@@ -1,8 +1,9 @@
 """Configuration: one small file per part. Recipes are YAML that `load.py` reads into `RunConfig`."""
 
+from headrace.platform.config.algorithm import AlgorithmConfig, GigpoConfig, GrpoConfig, ReinforceConfig, RlooConfig
 from headrace.platform.config.environments import BudgetConfig, EnvironmentConfig, SamplingConfig, ScorerConfig
 from headrace.platform.config.episode_queue import QueueConfig
-from headrace.platform.config.learner import GrpoConfig, LearnerConfig
+from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.config.model import ModelConfig, TinyLlamaConfig
 from headrace.platform.config.rollout import RolloutConfig
 from headrace.platform.config.run import EvalConfig, LogSamplesConfig, RunConfig, RuntimeConfig
@@ -11,15 +12,19 @@ from headrace.platform.config.sft import SftConfig, SftStageConfig
 from headrace.platform.config.tasks import CurriculumConfig, TasksConfig
 
 __all__ = [
+    "AlgorithmConfig",
     "BudgetConfig",
     "CurriculumConfig",
     "EnvironmentConfig",
     "EvalConfig",
+    "GigpoConfig",
     "GrpoConfig",
     "LearnerConfig",
     "LogSamplesConfig",
     "ModelConfig",
     "QueueConfig",
+    "ReinforceConfig",
+    "RlooConfig",
     "RolloutConfig",
     "RunConfig",
     "RuntimeConfig",

@@ -7,13 +7,16 @@ import msgspec
 
 from headrace.platform.records.arrays import F32
 from headrace.platform.records.episode import Episode
+from headrace.platform.records.tables import RewardRow
 
 
 class ScoredEpisode(msgspec.Struct, frozen=True, gc=False):
-    """An episode with the scalar reward that its valid components add up to."""
+    """An episode with the scalar reward that its valid components add up to, and these components where an algorithm
+    asks for more than their sum."""
 
     episode: Episode
     score: float
+    rewards: tuple[RewardRow, ...] = ()
 
 
 class Algorithm(Protocol):

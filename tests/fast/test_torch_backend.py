@@ -237,3 +237,18 @@ def test_the_tiny_llama_is_initialised_as_documented():
     assert model.lm_head.weight is model.model.embed_tokens.weight
     again = build_tiny_llama(config, 144, 1, pad_token_id=0, eos_token_id=1)
     assert torch.equal(again.model.embed_tokens.weight, model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "fixed"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_mean_is_over_the_step_however_it_is_packed(aggregation: str, shared: bool):
+    """case V6"""
+    algorithm = build_algorithm(GrpoConfig(aggregation=aggregation, fixed_length=8))
+    found = []
+    for tokens in (16, 64, 4096):
+        backend = TorchBackend(tiny(), LearnerConfig(microbatch_tokens=tokens, share_prefixes=shared))
+        figures = backend.step(batch(5), algorithm)
+        found.append((figures["loss"], figures["grad_norm"]))
+    assert found[0][1] > 0
+    for loss, norm in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-6) and norm == pytest.approx(found[0][1], rel=1e-4)

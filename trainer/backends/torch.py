@@ -7,6 +7,7 @@ samples give the same loss to the last digit. A step whose loss or gradient is n
 """
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from torch import Tensor
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm
 from headrace.platform.records.arrays import F32
-from headrace.trainer.batch import LossOutput, LossTokens, pack, step_tokens
+from headrace.trainer.aggregation import step_sequences, with_columns
+from headrace.trainer.batch import LossOutput, LossTokens, MicroBatch, pack, step_tokens
 from headrace.trainer.forward import TokenLogprobs
 from headrace.trainer.model import load_folder
+from headrace.trainer.packing import PackedBatch, pack_tokens
 from headrace.trainer.samples import Sample
 from headrace.trainer.step_statistics import StatisticsBuilder, StepStatistics
 from headrace.trainer.weights import WEIGHT_FILE, constant_files, load_weight_file, tokenizer_files, weight_file
 
+_log = logging.getLogger(__name__)
 OPTIMIZER_FILE = "optimizer.pt"
 RANDOM_FILE = "random.pt"
 
@@ -47,7 +51,9 @@ class TorchBackend:
         self.model: Any = model.float()
         self._config = config
         self._constant = constant_files(self.model, tokenizer)
-        self._token_logprobs = TokenLogprobs(self.model)
+        self._token_logprobs = TokenLogprobs(self.model, packed=True)
+        if self.why_padded:
+            _log.info("samples are padded, not packed: %s", self.why_padded)
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
@@ -64,13 +70,14 @@ class TorchBackend:
         if total == 0:
             raise ValueError("no token of this batch enters the loss")
         self._optimizer.zero_grad(set_to_none=True)
+        sequences = step_sequences(batch)
         statistics = StatisticsBuilder()
         try:
-            for micro in pack(batch, self._config.microbatch_tokens):
+            for micro in self._microbatches(batch):
                 if not bool(micro.loss_mask.any()):
                     continue
-                tokens = micro.loss_tokens(total)
-                logprobs = self._token_logprobs(micro.token_ids, micro.is_token, micro.loss_mask, micro.temperatures)
+                tokens = with_columns(micro.loss_tokens(total), step_sequences=sequences)
+                logprobs = self._token_logprobs.of(micro, micro.loss_mask)
                 output: LossOutput = algorithm.loss(logprobs, tokens)
                 self._check_finite(output, logprobs, tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
@@ -93,13 +100,12 @@ class TorchBackend:
     def logprobs(self, batch: Sequence[Sample]) -> list[F32]:
         """Logprobs f32[T] of each sample's tokens, in the order of `batch`; 0 for token 0, which nothing predicts."""
         found: dict[int, F32] = {}
-        for micro in pack(batch, self._config.microbatch_tokens):
-            chosen = micro.is_token.clone()
-            chosen[:, 0] = False
+        for micro in self._microbatches(batch):
+            chosen = micro.predicted
             logprobs = torch.zeros(chosen.shape)
-            logprobs[chosen] = self._token_logprobs(micro.token_ids, micro.is_token, chosen, micro.temperatures)
-            for b, sample in enumerate(micro.rows):
-                found[id(sample)] = logprobs[b, : sample.length].numpy().copy()
+            logprobs[chosen] = self._token_logprobs.of(micro, chosen)
+            for sample, row in zip(micro.rows, micro.by_sample(logprobs), strict=True):
+                found[id(sample)] = row.numpy().copy()
         return [found[id(sample)] for sample in batch]
 
     def weights(self) -> dict[str, bytes]:
@@ -123,6 +129,17 @@ class TorchBackend:
         self._optimizer.load_state_dict(kept["optimizer"])
         self._steps = kept["steps"]
         _set_random_state(random)
+
+    def _microbatches(self, batch: Sequence[Sample]) -> Sequence[MicroBatch] | Sequence[PackedBatch]:
+        """Packed, or padded where the model cannot compute several samples in one row."""
+        if self._token_logprobs.why_padded:
+            return pack(batch, self._config.microbatch_tokens)
+        return pack_tokens(batch, self._config.microbatch_tokens, self._config.share_prefixes)
+
+    @property
+    def why_padded(self) -> str:
+        """Why this model's samples are padded; empty where they are packed."""
+        return self._token_logprobs.why_padded
 
     def _check_finite(self, output: LossOutput, logprobs: Tensor, tokens: LossTokens) -> None:
         if bool(torch.isfinite(output.loss)):

@@ -6,25 +6,30 @@ The loss is checked through a backend (`backend.py`), because its batch is the b
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from headrace.platform.contracts import Algorithm, ScoredEpisode
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.message import Task
-from headrace.platform.records.status import Role
+from headrace.platform.records.status import RewardKind, Role
+from headrace.platform.records.tables import RewardRow
 from headrace.platform.testing.episodes import make_episode, plain_turn, policy_turn
 
 AlgorithmFactory = Callable[[], Algorithm]
+_TASK = Task("task-1", "counter", {"answer": "1"})
 
 
 def scored(sample: int, score: float, turns: int = 1, seed: int = 0, task_seed: int = 0) -> ScoredEpisode:
     """An episode of group 0 with `turns` policy turns, and its score."""
     pairs = [(plain_turn(Role.USER), policy_turn()) for _ in range(turns)]
     episode = make_episode(
-        [turn for pair in pairs for turn in pair],
+        [turn for pair in pairs for turn in pair] or [plain_turn(Role.USER)],
         attempt_id=AttemptId("test-run", 0, sample),
-        task=Task("task-1", "counter", {"answer": "1"}, seed=task_seed),
+        task=_TASK if task_seed == 0 else msgspec.structs.replace(_TASK, seed=task_seed),
         seed=seed,
     )
-    return ScoredEpisode(episode, score)
+    row = RewardRow(episode_id=episode.episode_id, kind=RewardKind.OUTCOME, value=score)
+    return ScoredEpisode(episode, score, (row,))
 
 
 async def one_advantage_per_policy_turn(factory: AlgorithmFactory) -> None:
@@ -55,6 +60,28 @@ async def equal_scores_teach_nothing(factory: AlgorithmFactory) -> None:
     assert not algorithm.needs_variance or max(flat) < 1e-6, f"four equal scores give {values}"
 
 
+async def a_common_bonus_changes_nothing(factory: AlgorithmFactory) -> None:
+    """An algorithm that compares the members of a group does not see what all of them got."""
+    algorithm = factory()
+    one, other = ([scored(i, s + bonus) for i, s in enumerate([1.0, 0.0, 0.5])] for bonus in (0.0, 8.0))
+    before, after = algorithm.advantages(one), algorithm.advantages(other)
+    assert not algorithm.needs_variance or _near(before, after), f"a bonus of 8 for all turns {before} into {after}"
+
+
+async def the_order_of_members_changes_nothing(factory: AlgorithmFactory) -> None:
+    """Every member has its own advantage, wherever it stands (case V6)."""
+    group = [scored(0, 1.0, turns=2), scored(1, 0.0), scored(2, 0.25, turns=3)]
+    algorithm = factory()
+    forth, back = algorithm.advantages(group), algorithm.advantages(group[::-1])
+    assert _near(forth, back[::-1]), f"the same members in another order: {forth} and {back[::-1]}"
+
+
+async def a_member_that_never_acted_gets_nothing(factory: AlgorithmFactory) -> None:
+    """It has no policy turn that could be credited, and is no reason to refuse the others."""
+    values = factory().advantages([scored(0, 1.0, turns=2), scored(1, 0.5), scored(2, 0.0, turns=0)])
+    assert [len(row) for row in values] == [2, 1, 0], f"two turns, one and none got {values}"
+
+
 async def unequal_seeds_are_refused(factory: AlgorithmFactory) -> None:
     """Scores from another task or another world are no baseline."""
     _raises(factory, [scored(0, 1.0, seed=1), scored(1, 0.0, seed=2)], "environment seeds 1 and 2")
@@ -67,6 +94,14 @@ async def advantages_are_a_function(factory: AlgorithmFactory) -> None:
     one, other = factory(), factory()
     results = [[list(row) for row in algorithm.advantages(group)] for algorithm in (one, one, other)]
     assert results[0] == results[1] == results[2], f"three calls on one group differ: {results}"
+
+
+def _near(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    return all(
+        math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def _raises(factory: AlgorithmFactory, group: Sequence[ScoredEpisode], what: str) -> None:
@@ -84,6 +119,9 @@ ALGORITHM_SUITE: dict[str, Callable[[AlgorithmFactory], Awaitable[None]]] = {
         advantages_are_finite,
         better_scores_earn_more,
         equal_scores_teach_nothing,
+        a_common_bonus_changes_nothing,
+        the_order_of_members_changes_nothing,
+        a_member_that_never_acted_gets_nothing,
         unequal_seeds_are_refused,
         advantages_are_a_function,
     )

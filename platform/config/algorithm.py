@@ -1,0 +1,168 @@
+"""Which algorithm turns scores into gradients, and the options of its loss.
+
+`name` says which one; every algorithm has the options of `AlgorithmOptions`. Defaults are the same for all, so that
+two algorithms differ in what their names say and in nothing else. The formulas stand where they are computed, in
+trainer/.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from headrace.platform.config.base import StrictModel
+
+
+class KlConfig(StrictModel):
+    """Keeps the policy near the frozen reference: the weights that the run began with."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """0 computes none, and needs no reference."""
+    kind: Literal["k1", "k2", "k3"] = "k3"
+    """The estimator. k1 is the log ratio itself: in the loss its gradient is 0 on average, in the reward it is the
+    exact penalty. k2 is half its square, k3 is never negative and has little variance."""
+    against: Literal["reference"] = "reference"
+    where: Literal["loss", "reward"] = "loss"
+    """`loss`: a term of the loss, with gradient. `reward`: each action token is charged for what is left of its
+    sequence, measured when it was sampled."""
+
+
+class CorrectionConfig(StrictModel):
+    """What is done about tokens that older weights have sampled."""
+
+    kind: Literal["clip", "decoupled"] = "clip"
+    """`clip`: the ratio to the weights that sampled is clipped. `decoupled`: the ratio to the weights at the start of
+    the batch is clipped, and the rest of the way is a truncated importance weight."""
+    weights: Literal["token", "sequence"] = "token"
+    """Of `decoupled`: one weight per token, or the product of all of a sequence."""
+    cap: float = Field(2.0, ge=1)
+    """Largest importance weight of `decoupled`."""
+    keep: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = None
+    """Sequences whose geometric mean ratio is outside these bounds teach nothing; none keeps all."""
+
+    @model_validator(mode="after")
+    def _bounds_hold_one(self) -> "CorrectionConfig":
+        if self.keep is not None and not self.keep[0] <= 1.0 <= self.keep[1]:
+            raise ValueError(f"keep={list(self.keep)} must hold 1, the ratio of tokens that the present weights sample")
+        return self
+
+
+class ReturnsConfig(StrictModel):
+    """How reward rows become returns: task + cost * costs + safety * safeties + discounted process rewards.
+
+    Rows of cost and safety have the sign of rewards: what is bad is negative."""
+
+    credit: Literal["episode", "to_go"] = "episode"
+    """`episode`: all turns earn the whole return. `to_go`: a turn earns no process reward of the turns before it."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per turn. Observation tokens are no time."""
+    cost: float = Field(1.0, ge=0)
+    safety: float = Field(1.0, ge=0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every turn's return is the plain sum of all rewards."""
+        return self.credit == "episode" and self.gamma == self.cost == self.safety == 1.0
+
+
+class AlgorithmOptions(StrictModel):
+    """What all algorithms share."""
+
+    name: str
+    group_size: int = Field(8, ge=2)
+    """Episodes per group; all share task and environment seed."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    """Larger than `clip_low` is clip-higher."""
+    ratio: Literal["token", "sequence"] = "token"
+    """`sequence` is GSPO's: the geometric mean over a sequence, which wants clips of 3e-4 and 4e-4."""
+    aggregation: Literal["token", "sequence", "fixed"] = "token"
+    """`token`: the mean over all loss tokens of a step. `sequence`: the mean over sequences of their means. `fixed`:
+    the sum over each sequence divided by `fixed_length`."""
+    fixed_length: int = Field(1024, ge=1)
+    """Tokens that a sequence counts for with aggregation `fixed`."""
+    kl: KlConfig = KlConfig()
+    entropy: float = Field(0.0, ge=0)
+    """Coefficient of the policy's mean entropy in nats, a bonus."""
+    correction: CorrectionConfig = CorrectionConfig()
+    returns: ReturnsConfig = ReturnsConfig()
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether a group of equal scores teaches nothing, so that the queue drops it."""
+        return True
+
+
+T = TypeVar("T", bound=AlgorithmOptions)
+
+
+class GrpoConfig(AlgorithmOptions):
+    """Group-relative policy optimization."""
+
+    name: Literal["grpo"] = "grpo"
+    epsilon: float = Field(1e-4, gt=0)
+    """Added to the group's standard deviation."""
+    scale: Literal["std", "none"] = "std"
+    """`none` is Dr. GRPO: returns are compared, not divided by their standard deviation."""
+
+    @model_validator(mode="after")
+    def _whole_episodes(self) -> "GrpoConfig":
+        return _refuse_to_go(self)
+
+
+class RlooConfig(AlgorithmOptions):
+    """REINFORCE leave-one-out: the mean of the other members is the baseline."""
+
+    name: Literal["rloo"] = "rloo"
+
+
+class ReinforceConfig(AlgorithmOptions):
+    """REINFORCE with a baseline."""
+
+    name: Literal["reinforce"] = "reinforce"
+    group_size: int = Field(8, ge=1)
+    """Episodes per group; all share task and environment seed. 1 needs a baseline from outside of the group, and
+    `queue.min_group=1`."""
+    baseline: Literal["group", "running", "none"] = "group"
+    """`group`: the group's mean. `running`: an exponential mean over the batches before. `none`: 0."""
+    decay: float = Field(0.9, ge=0, lt=1)
+    """What the running mean keeps of itself at each batch."""
+
+    @property
+    def needs_variance(self) -> bool:
+        """Only where the group is its own baseline."""
+        return self.baseline == "group"
+
+    @model_validator(mode="after")
+    def _a_group_has_members(self) -> "ReinforceConfig":
+        if self.group_size < 2 and self.baseline == "group":
+            raise ValueError("baseline=group with group_size=1 leaves nothing to learn; use baseline=running")
+        return self
+
+
+class GigpoConfig(AlgorithmOptions):
+    """Group-in-group policy optimization: episodes are compared, and so are actions in equal states."""
+
+    name: Literal["gigpo"] = "gigpo"
+    epsilon: float = Field(1e-4, gt=0)
+    """Added to standard deviations."""
+    scale: Literal["std", "none"] = "std"
+    step_weight: float = Field(1.0, ge=0)
+    """What the comparison of actions counts beside that of episodes."""
+    step_gamma: float = Field(0.95, gt=0, le=1)
+    """Discount per turn of the returns that actions in equal states are compared by."""
+
+    @model_validator(mode="after")
+    def _whole_episodes(self) -> "GigpoConfig":
+        return _refuse_to_go(self)
+
+
+def _refuse_to_go(config: T) -> T:
+    if config.returns.credit != "episode":
+        raise ValueError(f"{config.name} compares whole episodes; returns.credit=to_go is for rloo and reinforce")
+    return config
+
+
+AlgorithmConfig = Annotated[
+    GrpoConfig | RlooConfig | ReinforceConfig | GigpoConfig,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,88 @@
+"""`learner.algorithm` in a recipe: which one is meant, and what is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.deploy.checks import check_learner
+from headrace.deploy.context import RunContext
+from headrace.platform.config import GigpoConfig, GrpoConfig, LearnerConfig, ReinforceConfig, RlooConfig
+from headrace.platform.config.load import load_recipe
+from headrace.platform.errors import ConfigError
+
+RECIPES = Path(__file__).resolve().parents[2] / "deploy" / "recipes"
+
+
+def algorithm(*overrides: str):
+    return load_recipe("lookup", list(overrides), RECIPES).learner.algorithm
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("grpo", GrpoConfig), ("rloo", RlooConfig), ("reinforce", ReinforceConfig), ("gigpo", GigpoConfig)],
+)
+def test_the_name_says_which_one(name, kind):
+    assert type(algorithm(f"learner.algorithm.name={name}")) is kind
+
+
+def test_without_a_name_it_is_grpo():
+    assert algorithm("learner.algorithm={group_size: 4}") == GrpoConfig(group_size=4)
+    assert LearnerConfig().algorithm == GrpoConfig()
+
+
+def test_defaults_are_the_plain_ones():
+    """A recipe of before means what it meant: clip at 0.2 and 0.28, mean over tokens, nothing added."""
+    config = GrpoConfig()
+    assert (config.group_size, config.clip_low, config.clip_high, config.epsilon) == (8, 0.2, 0.28, 1e-4)
+    assert (config.scale, config.ratio, config.aggregation, config.entropy) == ("std", "token", "token", 0.0)
+    assert (config.kl.coefficient, config.correction.kind, config.correction.keep) == (0.0, "clip", None)
+    assert config.returns.plain
+
+
+def test_a_resolved_configuration_is_read_back_as_it_was():
+    config = LearnerConfig(
+        algorithm=RlooConfig(returns={"credit": "to_go", "gamma": 0.9}, correction={"keep": [0.5, 2]})
+    )
+    assert LearnerConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["learner.algorithm.name=rlo"], "learner.algorithm.name: expected 'grpo', 'rloo', 'reinforce' or 'gigpo'"),
+        (["learner.algorithm={name: grpo, group_size: 1}"], "learner.algorithm.group_size"),
+        (["learner.algorithm={name: reinforce, group_size: 1}"], "leaves nothing to learn; use baseline=running"),
+        (["learner.algorithm={name: reinforce, group_size: 1, baseline: none}"], "queue.min_group=2 is larger"),
+        (["learner.algorithm.returns.credit=to_go"], "grpo compares whole episodes"),
+        (["learner.algorithm={name: gigpo, returns: {credit: to_go}}"], "gigpo compares whole episodes"),
+        (["learner.algorithm.correction.keep=[2, 3]"], "must hold 1"),
+        (["learner.algorithm.kl.kind=k4"], "learner.algorithm.kl.kind"),
+        (["learner.algorithm={name: rloo, epsilon: 1}"], "learner.algorithm.epsilon: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_named(overrides, line):
+    with pytest.raises(ConfigError) as caught:
+        algorithm(*overrides)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("learner.algorithm.kl.coefficient=0.1", "learner.algorithm.kl.coefficient"),
+        ("learner.algorithm.entropy=0.01", "learner.algorithm.entropy"),
+        ("learner.algorithm={name: rloo, returns: {credit: to_go}}", "learner.algorithm.returns"),
+        ("learner.algorithm={name: reinforce, baseline: running}", "learner.algorithm.baseline=running"),
+        ("learner.ranks=2", "learner.ranks=2"),
+    ],
+)
+def test_what_the_learner_does_not_compute_yet_is_refused_before_a_run(change: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        check_learner(load_recipe("lookup", [change], RECIPES))
+
+
+def test_the_queue_keeps_groups_of_equal_scores_where_they_teach_something(tmp_path) -> None:
+    for change, drops in (("name: grpo", True), ("name: reinforce, baseline: none", False)):
+        config = load_recipe("lookup", [f"learner.algorithm={{{change}}}"], RECIPES)
+        assert RunContext(run="r", root=str(tmp_path), config=config).limits.drop_zero_variance is drops
