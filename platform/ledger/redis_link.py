@@ -122,7 +122,8 @@ class RedisLink:
             async with asyncio.timeout(deadline_s):
                 while True:
                     try:
-                        await cast(Awaitable[Any], self.client.ping())
+                        with _cancellation_kept():
+                            await cast(Awaitable[Any], self.client.ping())
                         return
                     except AuthenticationError as error:
                         raise LedgerError(f"{self._url} refused the password") from error
@@ -321,12 +322,15 @@ class RedisLink:
 
 @contextmanager
 def _cancellation_kept() -> Iterator[None]:
-    """Raise the cancellation that redis-py loses when it arrives while a reply is read (a few in a hundred)."""
+    """Raise the cancellation that redis-py loses when it arrives while a reply is read (a few in a hundred), whether
+    the call returns then or fails. A deadline cancels once: whoever tries again would try for ever."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 _SHARED = ("prelude", "lineage", "groups", "transition")
