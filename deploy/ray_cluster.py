@@ -20,8 +20,10 @@ _PROBE_DEADLINE_S = 2.0
 
 
 def start_local_ray(cpus: int) -> None:
-    """A Ray of this process's own with `cpus` logical CPUs; `keep_ray_local` must have been called before."""
+    """A Ray of this process's own with `cpus` logical CPUs, whatever other Ray there is on this machine;
+    `keep_ray_local` must have been called before."""
     ray.init(
+        address="local",
         num_cpus=cpus,
         include_dashboard=False,
         object_store_memory=100 * 1024 * 1024,

@@ -1,5 +1,7 @@
 """Placement groups on logical GPUs: one node with 8 of them, then four."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,3 +123,13 @@ async def test_four_nodes(cluster: Cluster) -> None:
     await labelled.close()
     with pytest.raises(ConfigError, match="replica-0 needs 16 GPUs"):
         await Placement(config("resources.replica={gpus: 1, tensor_parallel: 16}"), DEADLINE_S).reserve()
+
+
+def test_a_local_run_does_not_join_somebody_elses_ray(cluster: Cluster) -> None:
+    code = (
+        "from headrace.deploy.ray_environment import keep_ray_local; keep_ray_local()\n"
+        "from headrace.deploy.ray_cluster import start_local_ray; start_local_ray(3)\n"
+        "import ray; print(int(ray.cluster_resources()['CPU'])); ray.shutdown()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["3"]), done.stderr[-2000:]
