@@ -22,7 +22,7 @@ from headrace.platform.records import FaultOwner, Message, Role, ToolCall
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.testing.fakes.engine import ScriptedEngine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 PACKAGE = "mini-swe-agent==2.4.6"
 AGENT = '''
 """The package's default loop, model and environment; all that is headrace's is the last request."""
