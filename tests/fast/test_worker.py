@@ -14,11 +14,16 @@ from headrace.platform.testing.fakes.engine import ScriptedEngine
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
-    def make(world=lambda n: World(), **options):
-        return Bench(tmp_path, monkeypatch, world, **options)
+async def bench(tmp_path, monkeypatch):
+    made = []
 
-    return make
+    def make(world=lambda n: World(), **options):
+        made.append(Bench(tmp_path, monkeypatch, world, **options))
+        return made[-1]
+
+    yield make
+    for each in made:  # a round leaves the oracles of what failed in it at work
+        await each.worker._judge.close()
 
 
 @pytest.fixture(autouse=True)
