@@ -4,6 +4,7 @@ Each test takes its own run id, so that nothing of one test meets another. Nothi
 """
 
 import fcntl
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest_plugins = ["plugins.no_skips", "plugins.lanes"]
 
 RECIPES = Path(__file__).resolve().parent.parent / "deploy" / "recipes"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_leaves() -> Iterator[None]:
+    """What a test file leaves open is said at its own last test, not wherever the collector happens to run next."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
