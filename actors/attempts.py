@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headrace.actors.branching import TRUNK, WITHOUT, Branches, Branching
 from headrace.actors.plan import PlayedEpisode
 from headrace.actors.player import Place
 from headrace.platform.records.delivery import GroupTicket
@@ -40,6 +41,7 @@ class OpenGroup:
     place: Place
     leased_s: float
     slots_left: int
+    branches: Branches
     abandoned: bool = False
 
 
@@ -50,6 +52,7 @@ class Attempts:
         run: the run's name.
         play: plays one attempt; raises nothing but its cancellation.
         on_end: takes what has ended.
+        branching: who begins where; see there.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Attempts:
         run: str,
         play: Callable[[AttemptId, OpenGroup], Coroutine[Any, Any, PlayedEpisode]],
         on_end: Callable[[Ended], None],
+        branching: Branching = WITHOUT,
     ) -> None:
         self._run = run
+        self._branching = branching
         self._play = play
         self._on_end = on_end
         self._groups: dict[int, OpenGroup] = {}
@@ -87,11 +92,18 @@ class Attempts:
         """The group of a slot's present attempt. Raises KeyError when the slot is over."""
         return self._group_of[attempt_id]
 
+    def must_wait(self, attempt_id: AttemptId) -> bool:
+        """Whether an attempt cannot begin before another of its group has ended."""
+        return self._group_of[attempt_id].branches.must_wait(attempt_id.sample)
+
     def open(self, ticket: GroupTicket, place: Place, leased_s: float) -> list[AttemptId]:
         """Take up a group; the attempts to play. One that is still open here was lost to us and given out again."""
         if (before := self._groups.get(ticket.group)) is not None:
             self.abandon(before)
-        group = self._groups[ticket.group] = OpenGroup(ticket, place, leased_s, len(ticket.attempts))
+        branches = Branches(self._branching)
+        group = self._groups[ticket.group] = OpenGroup(ticket, place, leased_s, len(ticket.attempts), branches)
+        if all(sample != TRUNK for sample, _ in ticket.attempts):  # its worker is gone, and it had been put
+            branches.over(TRUNK)
         attempts = [AttemptId(self._run, ticket.group, sample, attempt) for sample, attempt in ticket.attempts]
         self._group_of.update(dict.fromkeys(attempts, group))
         return attempts
@@ -117,6 +129,7 @@ class Attempts:
         """The slot plays no more."""
         group = self._group_of.pop(attempt_id)
         group.slots_left -= 1
+        group.branches.over(attempt_id.sample)
         if group.slots_left == 0 and self._groups.get(group.ticket.group) is group:
             del self._groups[group.ticket.group]
 

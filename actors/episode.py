@@ -90,7 +90,7 @@ async def play_episode(
         return PlayedEpisode(episode=episode, rewards=(), score=None)
     if scorer is not None:
         recorder.reward(await graded(scorer, plan.task, episode), grader_version=scorer.version)
-    if ending.status is not _OK and not recorder.rewards:
+    if ending.status is not _OK and not recorder.is_rewarded:
         unreached = RewardComponent(RewardKind.OUTCOME, 0.0, evidence=f"{ending.status} ended it before the task did")
         recorder.reward((unreached,))
     return PlayedEpisode(episode=episode, rewards=tuple(recorder.rewards), score=recorder.score())

@@ -160,7 +160,7 @@ async def _verdict(
 def _earned(rewards: Sequence[RewardComponent]) -> float:
     """What says whether a task was solved: the outcome where there is one, else everything."""
     outcomes = [reward.value for reward in rewards if reward.kind is RewardKind.OUTCOME]
-    return sum(outcomes or [reward.value for reward in rewards])
+    return sum(outcomes or [reward.value for reward in rewards if reward.kind.is_reward])
 
 
 def _broken(cause: str) -> OracleVerdict:

@@ -52,8 +52,11 @@ class EnvironmentCounts(msgspec.Struct, kw_only=True):
             owner = episode.fault_owner.value
             self.faults[owner] = self.faults.get(owner, 0) + 1
             self.sandbox_died += episode.fault.startswith(SandboxDied.__name__)
-        self.turns += len(episode.views)
-        self.sampled_tokens += episode.cost.sampled_tokens
+        inherited = episode.inherited_turns
+        self.turns += sum(view.turn >= inherited for view in episode.views)
+        self.sampled_tokens += episode.cost.sampled_tokens - sum(
+            turn.cost.sampled_tokens for turn in episode.turns[:inherited]
+        )
         newest = {turn.agent_id: turn.segment for turn in episode.turns}
         self.segments_opened += sum(newest.values())
         self.duration_s += episode.duration_s

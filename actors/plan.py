@@ -69,7 +69,7 @@ class PlayedEpisode:
             return ""
         if self.episode.fault:
             return self.episode.fault
-        if not self.rewards:
+        if not any(row.kind.is_reward for row in self.rewards):
             return f"{self.episode.environment} gave no reward, and no scorer grades it"
         return next((row.evidence for row in self.rewards if not row.valid), "") or "no valid reward"
 

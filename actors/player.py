@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
+
 from headrace.actors.episode import play_episode
 from headrace.actors.harness.play import Doorway, play_harness
 from headrace.actors.plan import AsyncScorer, EpisodePlan, PlayedEpisode
+from headrace.actors.replaying.branch import Prefix
 from headrace.actors.sampling import sampling_params
 from headrace.actors.worker_settings import WorkerSettings
 from headrace.actors.worlds import Setting, Worlds
@@ -59,11 +62,17 @@ class Player:
         self._making = asyncio.Lock()
 
     async def play(
-        self, attempt_id: AttemptId, place: Place, version: int, dispatched_s: float, sample: int | None = None
+        self,
+        attempt_id: AttemptId,
+        place: Place,
+        version: int,
+        dispatched_s: float,
+        sample: int | None = None,
+        prefix: Prefix | None = None,
     ) -> PlayedEpisode:
         """Play one attempt, a training one from `version` on by the recipe's update mode, any other under it alone.
 
-        `sample` is as in `EpisodePlan`. Only cancellation is raised.
+        `sample` is as in `EpisodePlan`; with `prefix` the attempt branches off that. Only cancellation is raised.
         """
         setting = await self._setting_at(place)
         config, settings = setting.config, self._settings
@@ -82,14 +91,20 @@ class Player:
             request_deadline_s=settings.request_deadline_s,
             dispatched_s=dispatched_s,
             worker_id=settings.worker_id,
+            prefix=prefix.parent if prefix is not None else None,
+            branch_step=prefix.step if prefix is not None else None,
         )
-        environment = place.worlds.session(setting, attempt_id)
+        if prefix is None:
+            environment = place.worlds.session(setting, attempt_id)
+        else:  # it meets what the trunk met on the way
+            met = msgspec.structs.replace(prefix.parent, injected_faults=prefix.faults())
+            environment = await place.worlds.session_of(met)
         scorer, doorway = self._scorers.get(config.known_as), self._doorways.get(config.known_as)
         if doorway is not None:
             return await play_harness(plan, environment, self._generator, doorway, scorer)
         began = time.time()
         played = await play_episode(plan, environment, self._renderer, self._generator, scorer)
-        for turn in played.episode.turns:
+        for turn in played.episode.turns[played.episode.inherited_turns :]:
             if turn.tool_calls:
                 self._tool_busy.append((began + turn.tool_calls[0].start_s, began + turn.tool_calls[-1].end_s))
         return played

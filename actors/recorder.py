@@ -30,7 +30,7 @@ from headrace.platform.records.message import (
     ToolSpec,
 )
 from headrace.platform.records.status import ActionKind, Role, Status, StopReason, UpdateMode
-from headrace.platform.records.tables import RewardRow
+from headrace.platform.records.tables import RewardRow, score_of
 from headrace.platform.records.turn import TokenColumn, ToolCallRecord, Turn, View
 
 _INT32 = np.dtype(np.int32)
@@ -77,6 +77,8 @@ class _Sampled(msgspec.Struct, gc=False):
 class Recorder:
     """What has happened so far. `turns`, `views` and `rewards` are what the episode will hold.
 
+    `inherited` turns at the beginning are those of the episode that this one branches off.
+
     `newest_version` is that of all tokens so far, in the modes that move: the least that may sample the next ones, for
     versions never go back within an episode (P22). It begins as the planned version.
     """
@@ -92,6 +94,7 @@ class Recorder:
     money: float = 0.0
     state_hash: HashPair = field(default_factory=HashPair)
     policy_turns: int = 0
+    inherited: int = 0
     newest_version: int = -1
     tools: str = ""
     _pending: "_Sampled | None" = None
@@ -104,6 +107,7 @@ class Recorder:
         """Begin with the turns of another episode, which have just been done again: `results` by turn. What they cost
         and earned is this episode's too."""
         self.turns += turns
+        self.inherited = len(turns)
         self.views += views
         self.policy_turns = len(views)
         for view in views:
@@ -213,11 +217,13 @@ class Recorder:
             )
 
     def score(self) -> float | None:
-        """The sum of the components, None when there are none or any is invalid: failure is never a reward, and
-        neither is silence."""
-        if not self.rewards or any(not row.valid for row in self.rewards):
-            return None
-        return float(sum(row.value or 0.0 for row in self.rewards))
+        """See `score_of`."""
+        return score_of(self.rewards)
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether anything that counts for the score was said, valid or not."""
+        return any(row.kind.is_reward for row in self.rewards)
 
     def episode(
         self,
@@ -232,7 +238,8 @@ class Recorder:
         self.stepped(None, ending.status, duration_s)
         planned = plan.version.number  # a span of another version stays visible to the fidelity gate
         sampled = (span.version for turn in self.turns for span in turn.version_spans)
-        first_token_s = next((turn.ended_s for turn in self.turns if turn.role is _ASSISTANT), duration_s)
+        own = self.turns[self.inherited :]
+        first_token_s = next((turn.ended_s for turn in own if turn.role is _ASSISTANT), duration_s)
         return Episode(
             attempt_id=plan.attempt_id,
             task=plan.task,

@@ -112,7 +112,7 @@ class RolloutWorker:
         self._retries = retries
         self._player = Player(settings, renderer, generator, scorers or {}, doorways or {})
         self._evaluation = EvaluationPlay(settings, self._player, delivery, evaluation_worlds)
-        self._attempts = Attempts(settings.run, self._play_attempt, self._on_end)
+        self._attempts = Attempts(settings.run, self._play_attempt, self._on_end, settings.branching)
         self._leases = DispatchLeases(delivery.ledger, self.holder, self._attempts, settings.dispatch_lease_s)
         outbox = delivery.outbox
         self._confirmation = Confirmation(delivery.ledger, outbox) if outbox is not None else None
@@ -248,8 +248,10 @@ class RolloutWorker:
         admission = await self._delivery.ledger.admit(version, self._settings.group_size, groups, self.holder)
         waiting = [attempt_id for ticket in admission.tickets for attempt_id in self._open(ticket, asked_s)]
         async with self._renewing():
-            while waiting:
-                waiting = await self._deliver(await asyncio.gather(*map(self._play_present, waiting)))
+            while waiting:  # who branches off a trunk begins when nothing of it is left to try
+                now = [each for each in waiting if not self._attempts.must_wait(each)]
+                later = [each for each in waiting if self._attempts.must_wait(each)]
+                waiting = await self._deliver(await asyncio.gather(*map(self._play_present, now))) + later
         if self._confirmation is not None:
             await self._confirmation.round()
         return len(admission.tickets)
@@ -332,7 +334,9 @@ class RolloutWorker:
     async def _play_attempt(self, attempt_id: AttemptId, group: OpenGroup) -> PlayedEpisode:
         ticket = group.ticket
         # The version that the group is pinned to, not the newest (P18). One that the pool has no more fails (P23).
-        played = await self._player.play(attempt_id, group.place, ticket.version, ticket.dispatched_s)
+        prefix = await group.branches.prefix_of(attempt_id.sample)
+        played = await self._player.play(attempt_id, group.place, ticket.version, ticket.dispatched_s, prefix=prefix)
+        group.branches.ended(played)
         self._count(played)
         return played
 

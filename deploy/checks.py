@@ -1,13 +1,15 @@
 """What can be known to be wrong before anything starts, beyond what the configuration knows of itself (case V4)."""
 
+from importlib.util import find_spec
+
 from fsspec.implementations.memory import MemoryFileSystem
 
 from headrace.actors.scoring.registry import build_scorer
 from headrace.actors.worlds import Worlds
+from headrace.deploy.branch_checks import check_branch
 from headrace.deploy.demonstrations.inputs import stage_inputs
 from headrace.deploy.model_folder import check_model_files, ready_folder
 from headrace.platform.config import RunConfig
-from headrace.platform.config.algorithm import ReinforceConfig
 from headrace.platform.config.secret_references import resolve
 from headrace.platform.errors import ConfigError, EngineError
 from headrace.platform.observability.loggers import check_loggers
@@ -26,6 +28,7 @@ def check_config(config: RunConfig) -> None:
     """
     check_cluster(config)
     check_learner(config)
+    check_branch(config)
     check_engine(config)
     check_runs_dir(config)
     check_loggers(config.loggers)
@@ -82,19 +85,43 @@ def check_engine(config: RunConfig) -> None:
 
 
 def check_learner(config: RunConfig) -> None:
-    """Refuse more ranks than the learner's backend can have, and what it does not compute. Raises ConfigError."""
+    """Refuse a backend that is not there, or asked for what it has not. Raises ConfigError."""
     ranks, backend = config.learner.ranks, config.learner.backend
     if ranks > 1 and backend == "torch":
-        raise ConfigError(f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1")
-    algorithm = config.learner.algorithm
-    to_come = {
-        "kl.coefficient": algorithm.kl.coefficient > 0,
-        "entropy": algorithm.entropy > 0,
-        "returns": not algorithm.returns.plain,
-        "baseline=running": isinstance(algorithm, ReinforceConfig) and algorithm.baseline == "running",
-    }
-    if absent := [f"learner.algorithm.{option}" for option, is_wanted in to_come.items() if is_wanted]:
-        raise ConfigError(f"{', '.join(absent)}: the learner does not compute this yet; leave it out")
+        raise ConfigError(
+            f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1, or use"
+            " learner.backend=deepspeed"
+        )
+    if config.learner.lora.rank:
+        if backend != "torch":
+            raise ConfigError(f"learner.lora is trained by learner.backend=torch; {backend} trains whole weights")
+        if not config.runtime.ray_address and find_spec("peft") is None:
+            raise ConfigError("learner.lora needs peft: pip install 'headrace[lora]'")
+    if config.learner.algorithm.name == "ppo" and backend != "torch":
+        raise ConfigError(
+            "the critic of ppo is held by learner.backend=torch alone; use it, or learner.algorithm.name=rloo"
+        )
+    if backend != "deepspeed":
+        return
+    if config.learner.environment_loss.coefficient:
+        raise ConfigError(
+            "learner.environment_loss is computed by learner.backend=torch alone; set its coefficient to 0"
+        )
+    if config.runtime.kind == "inprocess":
+        raise ConfigError(
+            "learner.backend=deepspeed has a process for each rank, and runtime.kind=inprocess has one; use"
+            " learner.backend=torch or runtime.kind=ray"
+        )
+    if not config.runtime.ray_address and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "learner.backend=deepspeed needs DeepSpeed, which is not installed: pip install 'headrace[deepspeed]', or"
+            " use learner.backend=torch"
+        )
+    if config.learner.deepspeed.offload_optimizer and config.learner.deepspeed.stage == 0:
+        raise ConfigError(
+            "learner.deepspeed.offload_optimizer=true needs learner.deepspeed.stage 1, 2 or 3: without partitions there"
+            " is nothing to offload"
+        )
 
 
 def check_runs_dir(config: RunConfig) -> None:

@@ -55,7 +55,7 @@ def export_version(root: RunRoot, wanted: str, out: Path, *, merge: bool = False
     check_new_folder(out)
     if dtype and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: known are {', '.join(DTYPES)}")
-    manifest, folder = asyncio.run(open_version(root, wanted))
+    manifest, folder = asyncio.run(open_version(root, wanted, as_stored=True))
     if merge and manifest.kind != ADAPTER:
         raise ConfigError(f"version {manifest.ref.number} holds whole weights; there is no adapter to merge")
     ancestors = lineage(root, manifest)

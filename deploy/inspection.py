@@ -5,11 +5,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.actors.rendering import load_renderer
+from headrace.deploy.training_facts import newest, training_facts
 from headrace.platform.config.yaml_text import parse_yaml
 from headrace.platform.contracts import Renderer
 from headrace.platform.errors import NotFound
 from headrace.platform.records.episode import Episode
-from headrace.platform.records.tables import Receipt, RewardRow
+from headrace.platform.records.tables import Receipt, score_of
 from headrace.platform.records.turn import Turn
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.files import open_url
@@ -38,7 +39,7 @@ def run_facts(root: RunRoot) -> dict[str, Any]:
                     "version": episode.version.number,
                     "status": episode.status,
                     "turns": len(episode.views),
-                    "score": _score(rewards.get(episode.episode_id, [])),
+                    "score": score_of(rewards.get(episode.episode_id, [])),
                     "fate": told,
                 }
             )
@@ -54,7 +55,8 @@ def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
     """Everything about one episode, its tokens told apart.
 
     A token is "prompt" (the policy did not sample it), "trained" (it entered a loss), "masked" (sampled, but left out
-    of the loss, with a reason), or "action" (sampled in an episode that was not trained).
+    of the loss, with a reason), or "action" (sampled in an episode that was not trained). `training` is what the loss
+    made of it (`training_facts`).
     """
     episode = EpisodeStore(root.url).find(prefix)
     rewards = RewardTable(root.url).by_episode().get(episode.episode_id, [])
@@ -76,8 +78,9 @@ def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
         "fate": f"{fate.fate}:{fate.reason}".rstrip(":") if fate else "",
         "duration_s": round(episode.duration_s, 4),
         "final_state_hash": episode.final_state_hash,
-        "score": _score(rewards),
-        "turns": _turns(episode, max(receipts, key=lambda row: row.version, default=None), renderer),
+        "score": score_of(rewards),
+        "training": training_facts(episode, fate, receipts),
+        "turns": _turns(episode, newest(receipts), renderer),
         "rewards": [
             {"kind": row.kind, "value": row.value, "valid": row.valid, "turn": row.turn, "evidence": row.evidence}
             for row in rewards
@@ -151,9 +154,3 @@ def _renderer_of_copy(fs: Any, folder: str) -> Renderer:
             if not str(file).endswith(_WEIGHTS):
                 (Path(copy) / str(file).rsplit("/", 1)[-1]).write_bytes(fs.cat_file(file))
         return load_renderer(copy)
-
-
-def _score(rewards: list[RewardRow]) -> float | None:
-    if not rewards or any(not row.valid for row in rewards):
-        return None
-    return sum(row.value or 0.0 for row in rewards)

@@ -62,7 +62,8 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Groups, and seats by part: learner-RANK and replica-N. `workers` have no seat."""
+    """Groups, and seats by part: learner-RANK, replica-N, and the learner where its ranks are processes of their own.
+    `workers` have no seat."""
 
     groups: tuple[Group, ...]
     seats: Mapping[str, Seat]
@@ -98,7 +99,7 @@ def plan(config: RunConfig) -> Plan:
         for rank in range(config.learner.ranks)
     }
     own = [replica_alone(config, n) for n in range(replicas)]
-    seats |= {group.name: seat for group, seat in own}
+    seats |= {group.name: seat for group, seat in own} | _conductor(config, seats)
     return Plan(groups=(ranks, *(group for group, _ in own)), seats=seats, workers=workers)
 
 
@@ -136,7 +137,15 @@ def _colocated(config: RunConfig) -> tuple[tuple[Group, ...], dict[str, Seat]]:
         seats[f"learner-{rank}"] = Seat(
             group=f"replica-{rank // shards}", bundle=rank % shards, cpus=resources.learner.cpus, gpus=share
         )
-    return tuple(groups), seats
+    return tuple(groups), seats | _conductor(config, seats)
+
+
+def _conductor(config: RunConfig, seats: Mapping[str, Seat]) -> dict[str, Seat]:
+    """A learner whose ranks are processes of their own sits beside the first of them, and computes nothing (P13)."""
+    if config.learner.backend == "torch":
+        return {}
+    first = seats["learner-0"]
+    return {"learner": Seat(group=first.group, bundle=first.bundle, cpus=0)}
 
 
 # --- whether it fits --------------------------------------------------------------------------------------------------
@@ -276,7 +285,7 @@ class Placement:
         await self._release([f"replica-{index}"])
 
     def options(self, part: str) -> dict[str, Any]:
-        """What the actor of `part` (learner-RANK, replica-N or rollout-N) is started with."""
+        """What the actor of `part` (learner, learner-RANK, replica-N or rollout-N) is started with."""
         seat = self._seats.get(part)
         if seat is None:
             worker = self._config.resources.worker

@@ -21,6 +21,7 @@ from typing import Any
 from headrace.actors.rollout_actor import RolloutActor
 from headrace.deploy import wiring
 from headrace.deploy.context import RunContext
+from headrace.deploy.learner_ranks import build_ranked_learner
 from headrace.deploy.placement import Placement
 from headrace.deploy.ray_parts import CONTROL_DEADLINE_S, RayPart, answer
 from headrace.deploy.runtime import Begun
@@ -97,9 +98,11 @@ class Launches:
             place_deadline_s=self._deadline_s,
             control_deadline_s=self._control_deadline_s,
         )
-        self._learner = self._make(
-            "learner", LearnerActor, bring_up=self._bring_up_learner, options=placement.options("learner-0")
-        )
+        ranked = context.config.learner.backend == "deepspeed"
+        ranks = [f"learner-{rank}" for rank in range(context.config.learner.ranks)]
+        self._rank_seats = [placement.options(rank) for rank in ranks] if ranked else []
+        own = placement.options("learner" if ranked else "learner-0")
+        self._learner = self._make("learner", LearnerActor, bring_up=self._bring_up_learner, options=own)
         for _ in range(context.config.serving.replicas):
             self.replicas.append(self._new_replica())
         for n in range(context.config.rollout.workers):
@@ -292,9 +295,12 @@ class Launches:
         await self._last_learner_silent()
         self._epoch = (await self._ledger.stats()).epoch
         build = functools.partial(wiring.build_learner, self._context, self._model)
+        if self._rank_seats:
+            build = functools.partial(build_ranked_learner, self._context, self._model, self._rank_seats)
         try:
             starting = actor.start.remote(build, self._takeover)
-            head: int = await answer("starting the learner", starting, self._deadline_s)
+            ranks_s = self._context.config.learner.deepspeed.deadline_s if self._rank_seats else 0.0
+            head: int = await answer("starting the learner", starting, self._deadline_s + ranks_s)
         except Fenced as error:
             await self.check_rebuilt(error)
             raise PartDied("the ledger was rebuilt while the learner started") from error

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.deploy.context import RunContext
-from headrace.platform.config import RunConfig
+from headrace.platform.config import LearnerConfig, RunConfig
 from headrace.platform.config.load import config_from_text
 from headrace.platform.errors import ConfigError, NotFound
 from headrace.platform.observability.metrics import read_metrics
@@ -40,7 +40,8 @@ def open_run(runs_dir: str, prefix: str, overrides: Sequence[str]) -> tuple[RunC
 
     Raises:
         NotFound: there is no such run.
-        ConfigError: it is finished, or the overrides are wrong, or they change what the queue was filled under.
+        ConfigError: it is finished, or the overrides are wrong, or they change what the queue was filled under, or
+            what its checkpoints are of.
     """
     root = RunRoot.find(runs_dir, prefix)
     name = f"{root.name}/config.yaml"
@@ -48,6 +49,7 @@ def open_run(runs_dir: str, prefix: str, overrides: Sequence[str]) -> tuple[RunC
     before = RunContext(run=root.name, root=root.url, config=config_from_text(text, [], name))
     context = replace(before, config=config_from_text(text, list(overrides), name))
     _check_limits(before, context)
+    check_ranks(before.config.learner, context.config.learner)
     _check_unfinished(root, context.config)
     return context, root
 
@@ -61,6 +63,22 @@ def _check_limits(before: RunContext, after: RunContext) -> None:
     if changed := [f"{name} from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]:
         raise ConfigError(
             f"a resumed run keeps the limits of its queue, as it was trained and filled under them; you change"
+            f" {', '.join(changed)}. Leave that out, or start a new run"
+        )
+
+
+def check_ranks(before: LearnerConfig, after: LearnerConfig) -> None:
+    """Refuse a learner that cannot take up the checkpoints of the one before (P13). Raises ConfigError."""
+
+    def kept(config: LearnerConfig) -> dict[str, Any]:
+        shared = config.deepspeed
+        parts = {"deepspeed.stage": shared.stage, "deepspeed.offload_optimizer": shared.offload_optimizer}
+        return {"backend": config.backend, "ranks": config.ranks, **(parts if config.backend == "deepspeed" else {})}
+
+    old, new = kept(before), kept(after)
+    if changed := [f"learner.{name} from {old[name]} to {new.get(name)}" for name in old if old[name] != new.get(name)]:
+        raise ConfigError(
+            f"a resumed run keeps the backend, the ranks and the ZeRO stage that its checkpoints are of; you change"
             f" {', '.join(changed)}. Leave that out, or start a new run"
         )
 

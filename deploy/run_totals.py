@@ -15,7 +15,7 @@ from headrace.platform.observability.names import Metric
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.permissions import Safety
-from headrace.trainer.report import StepReport
+from headrace.trainer.report import TERMS, StepReport
 
 FEWEST_VALID = 0.5
 """Share of evaluation episodes that must have a valid reward for their mean to say something."""
@@ -26,7 +26,8 @@ class Totals:
     """What the summary adds up.
 
     `scores`, `tokens` and `environments` are the counters as last read, at `at_s`; `gap_alarms` count by replica
-    (case S10); `lags` is the ledger's histogram of what was trained, which survives every process of the run.
+    (case S10), and `off_policy_warnings` steps whose importance weights were about to explode; `lags` is the ledger's
+    histogram of what was trained, which survives every process of the run.
     """
 
     lags: Counter[int] = field(default_factory=Counter)
@@ -35,12 +36,26 @@ class Totals:
     busy_s: float = 0.0
     overlapped_s: float = 0.0
     gap_alarms: Counter[str] = field(default_factory=Counter)
+    off_policy_warnings: int = 0
     steps: int = 0
     version: int = 0
     scores: tuple[float, int] = (0.0, 0)
     tokens: int = 0
     environments: dict[str, EnvironmentCounts] = field(default_factory=dict)
     at_s: float = field(default_factory=time.time)
+
+    def warned(self, report: StepReport) -> list[str]:
+        """Count what a step warns of; what the user should read now: the first of each kind."""
+        notes = []
+        for alarm in report.alarms:
+            self.gap_alarms[alarm.replica] += 1
+            if self.gap_alarms[alarm.replica] == 1:
+                notes.append(f"ALARM: {alarm}")
+        if report.off_policy is not None and report.off_policy.warning:
+            self.off_policy_warnings += 1
+            if self.off_policy_warnings == 1:
+                notes.append(f"step {report.step}: {report.off_policy.warning}; later ones are in the learner's log")
+        return notes
 
     @property
     def lag_share_ge1(self) -> float:
@@ -107,6 +122,20 @@ def safety_metrics(safety: Safety) -> dict[Metric, Any]:
     }
 
 
+def off_policy_metrics(report: StepReport) -> dict[Metric, Any]:
+    """How far tokens were off policy, by lag and by length, and what the loss has besides."""
+    buckets = {f"lag {lag}": found for lag, found in report.by_lag.items()}
+    buckets |= {f"to {most} tokens": found for most, found in report.by_length.items()}
+    return {
+        Metric.RATIO_BY: {name: found.ratio_mean for name, found in buckets.items()},
+        Metric.KL_BY: {name: found.kl for name, found in buckets.items()},
+        Metric.CLIP_SHARE_BY: {name: found.clip_share for name, found in buckets.items()},
+        Metric.ESS_TOKENS: {name: found.token_share for name, found in buckets.items()},
+        Metric.ESS_SEQUENCES: {name: found.sequence_share for name, found in buckets.items()},
+        **{metric: report.terms.get(metric, float("nan")) for metric in Metric if metric in TERMS},
+    }
+
+
 def step_metrics(
     report: StepReport,
     stats: LedgerStats,
@@ -125,6 +154,7 @@ def step_metrics(
         Metric.LOGPROB_GAP: {f"{gap.replica}@{gap.version}": gap.mean for gap in report.gaps},
         Metric.GAP_ALARMS: dict(totals.gap_alarms),
         Metric.CLIP_SHARE: report.clip_share,
+        **off_policy_metrics(report),
         Metric.GRAD_NORM: report.grad_norm,
         Metric.LOSS_TOKENS: report.loss_tokens,
         Metric.GROUPS_TRAINED: report.groups,

@@ -31,6 +31,7 @@ from headrace.platform.observability.logs import close_log
 from headrace.platform.records.delivery import LedgerStats
 from headrace.platform.records.evaluation import EpisodeOutcome
 from headrace.platform.records.tables import FateRow
+from headrace.platform.registry.adapters import load_base_of
 from headrace.platform.registry.files import FileRegistry
 from headrace.platform.registry.pins import MemoryPins
 from headrace.trainer.report import StepReport
@@ -187,6 +188,7 @@ class InprocessRuntime:
         """Load the head and drop what is older than the recipe keeps."""
         manifest, path = await self._registry.open(self._learner.version)
         if manifest.ref.number not in self._engine.versions():
+            await load_base_of(self._engine, self._registry, manifest)
             await self._engine.load(manifest, path)
         for version in sorted(self._engine.versions())[: -self._context.keep_versions]:
             if version not in self._held:

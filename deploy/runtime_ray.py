@@ -136,7 +136,7 @@ class RayRuntime:
         """See `Runtime.step`."""
         learner = self._parts.learner
         config = self._context.config
-        deadline_s = 2 * max(config.learner.batch_deadline_s, config.serving.longest_start_s) + CONTROL_DEADLINE_S
+        deadline_s = 2 * max(config.learner.longest_wait_s, config.serving.longest_start_s) + CONTROL_DEADLINE_S
         asked = 0
 
         def step_of(actor: Any) -> Awaitable[StepReport]:

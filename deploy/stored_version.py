@@ -1,19 +1,22 @@
-"""A version of a stored run as a model folder, by number or by what people call it.
+"""A version of a stored run as a model folder, by number or by what people call it. An adapter is given with its base.
 
 The registry's files are checked by hash before they are used. Where retention has removed a version's weights, or the
 run kept its registry in memory (runtime.kind=inprocess), a checkpoint that settled the version holds the same weights.
 """
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 
 from headrace.deploy.context import POLICY_ID
+from headrace.deploy.merged_version import merged_folder
 from headrace.platform.errors import ConfigError, NotFound, RegistryError
 from headrace.platform.ledger.memory import MemoryLedger
 from headrace.platform.node_cache import node_cache
 from headrace.platform.records.delivery import LedgerLimits
-from headrace.platform.records.versions import VersionManifest, VersionRef
+from headrace.platform.records.versions import ADAPTER, ADAPTER_CONFIG_FILE, FULL, VersionManifest, VersionRef
+from headrace.platform.registry.adapters import base_of
 from headrace.platform.registry.blobs import BlobStore
 from headrace.platform.registry.files import FileRegistry
 from headrace.platform.registry.hashing import blob_of
@@ -25,12 +28,13 @@ _FOLDER = "checkpoints"
 _MOST_DIGITS = 18
 
 
-async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Path]:
+async def open_version(root: RunRoot, wanted: str, *, as_stored: bool = False) -> tuple[VersionManifest, Path]:
     """The version `wanted` of a run and the folder of its files.
 
     Args:
         root: the run.
         wanted: a number, `latest`, or `best` (the one with the best evaluation while training).
+        as_stored: give a version that is an adapter as one, and not merged into its base.
 
     Raises:
         ConfigError: `wanted` is none of these.
@@ -40,6 +44,20 @@ async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Pat
     ledger = MemoryLedger(root.name, LedgerLimits(batch_groups=1, max_lag=0), lambda: 0.0)
     cache, store = node_cache() / "versions", BlobStore(root.url)
     registry = FileRegistry(root.url, ledger, cache_dir=cache, run=root.name, pins=MemoryPins(lambda: 0.0))
+    manifest, folder = await _open(root, wanted, registry, store, cache)
+    if as_stored or manifest.kind != ADAPTER:
+        return manifest, folder
+    base = await base_of(registry, manifest)
+    _, base_folder = await registry.open(base.ref.number)
+    target = cache / root.name / f"merged-{manifest.content_hash}"
+    whole = await asyncio.to_thread(merged_folder, Path(base_folder), folder, target)
+    return msgspec.structs.replace(manifest, kind=FULL, path=str(whole), files={}), whole
+
+
+async def _open(
+    root: RunRoot, wanted: str, registry: FileRegistry, store: BlobStore, cache: Path
+) -> tuple[VersionManifest, Path]:
+    """As it is stored."""
     checkpoints = _checkpoints(store)
     number = _number(root, wanted)
     if number is None:
@@ -52,7 +70,8 @@ async def open_version(root: RunRoot, wanted: str) -> tuple[VersionManifest, Pat
     except NotFound:
         if number not in checkpoints:
             raise NotFound(f"{root.name} has no weights of version {number}; {_known(store, checkpoints)}") from None
-        return _from_checkpoint(store, number, checkpoints[number], cache / root.name)
+        manifest, here = _from_checkpoint(store, number, checkpoints[number], cache / root.name)
+        return await _named(registry, manifest), here
     return manifest, Path(folder)
 
 
@@ -82,6 +101,17 @@ def _checkpoints(store: BlobStore) -> dict[int, bytes]:
 
 def _checkpoint(number: int) -> str:
     return f"{_FOLDER}/{number:06d}"
+
+
+async def _named(registry: FileRegistry, manifest: VersionManifest) -> VersionManifest:
+    """What a checkpoint holds, under the name of the version that it settled: an adapter's says over which base it
+    is."""
+    if ADAPTER_CONFIG_FILE not in manifest.files:
+        return manifest
+    for each in await registry.manifests():
+        if each.ref.number == manifest.ref.number:
+            return msgspec.structs.replace(manifest, ref=each.ref, kind=ADAPTER)
+    raise NotFound(f"{manifest.ref} is an adapter, and over which base is not known: its manifest is gone")
 
 
 def _from_checkpoint(store: BlobStore, number: int, manifest_data: bytes, cache: Path) -> tuple[VersionManifest, Path]:

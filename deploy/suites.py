@@ -39,7 +39,7 @@ from headrace.platform.records.episode import Episode
 from headrace.platform.records.evaluation import EpisodeOutcome, Evaluation
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.status import FaultOwner, Purpose
-from headrace.platform.records.tables import RewardRow
+from headrace.platform.records.tables import RewardRow, score_of
 from headrace.platform.seeding import derive_seed
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.files import is_local, open_url, write_atomic
@@ -208,9 +208,7 @@ def _kind(episode: Episode) -> tuple[str, ...]:
 
 
 def _score(episode: Episode, rewards: Sequence[RewardRow]) -> float | None:
-    if episode.fault_owner is not FaultOwner.NONE or not rewards or any(not row.valid for row in rewards):
-        return None
-    return float(sum(row.value or 0.0 for row in rewards))
+    return None if episode.fault_owner is not FaultOwner.NONE else score_of(rewards)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

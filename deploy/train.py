@@ -305,10 +305,8 @@ class _Conductor:
         now = time.time()
         totals.lags = Counter(stats.lags)
         totals.bubble_s += report.wait_s
-        for alarm in report.alarms:
-            totals.gap_alarms[alarm.replica] += 1
-            if totals.gap_alarms[alarm.replica] == 1:
-                self._progress.note(f"ALARM: {alarm}")
+        for note in totals.warned(report):
+            self._progress.note(note)
         totals.length_bias |= report.length_bias or stats.protection_lost > 0
         totals.busy_s += report.busy_s
         totals.overlapped_s += overlap([report.busy], union(activity.executing))
@@ -360,6 +358,7 @@ class _Conductor:
             bubble_s=round(totals.bubble_s, 2),
             length_bias=totals.length_bias,
             gap_alarms=dict(totals.gap_alarms),
+            off_policy_warnings=totals.off_policy_warnings,
             restarts=dict(self._runtime.restarts()),
             warnings=self._warned,
             quarantined=len(self._out.rows()),

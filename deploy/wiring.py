@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.actors.branching import branching_of
 from headrace.actors.delivery import Delivery
 from headrace.actors.environments.registry import environment_kind
 from headrace.actors.harness.environment import HARNESS
@@ -20,6 +21,7 @@ from headrace.actors.outbox import Outbox
 from headrace.actors.plan import AsyncScorer
 from headrace.actors.quarantine import QuarantineFile
 from headrace.actors.rendering import load_renderer
+from headrace.actors.rendering.content import content_span
 from headrace.actors.scoring.pool import build_scorer_process
 from headrace.actors.tasks.history import results_from_store
 from headrace.actors.tuning import tune_collector
@@ -42,11 +44,13 @@ from headrace.deploy.shared_model import SharedModel, model_here
 from headrace.deploy.source_digest import code_digest
 from headrace.deploy.weight_offer import offer_weights
 from headrace.platform.config import EnvironmentConfig, RunConfig
-from headrace.platform.contracts import Ledger, TokenGenerator, VersionRegistry
+from headrace.platform.contracts import LearnerBackend, Ledger, TokenGenerator, VersionRegistry
 from headrace.platform.hashing import digest_value
 from headrace.platform.observability.parts import Part
 from headrace.platform.records.episode import Digests
+from headrace.platform.records.tables import RewardRow
 from headrace.platform.store.episodes import EpisodeStore
+from headrace.platform.store.reward_feed import RewardFeed
 from headrace.platform.store.run_root import RunRoot
 from headrace.platform.store.tables import FateTable, ReceiptTable, RewardTable
 
@@ -191,9 +195,8 @@ def assemble_worker(
     doorways: Mapping[str, Doorway] | None = None,
 ) -> RolloutWorker:
     """A rollout worker over whatever engine and ledger it is given."""
-    config, worker_id = context.config, f"rollout-{index}"
-    place = gateway_place(RunRoot(context.root), config.gateway)
-    renderer, resources = load_renderer(model_dir), WorldResources(gateway=place)
+    config, worker_id, renderer = context.config, f"rollout-{index}", load_renderer(model_dir)
+    resources = WorldResources(gateway=gateway_place(RunRoot(context.root), config.gateway))
     settings = WorkerSettings(
         run=context.run,
         worker_id=worker_id,
@@ -203,6 +206,7 @@ def assemble_worker(
         request_deadline_s=config.serving.request_deadline_s,
         dispatch_lease_s=config.queue.dispatch_lease_s,
         update_mode=config.rollout.update_mode,
+        branching=branching_of(config.learner.algorithm),
         digests=Digests(
             tokenizer=renderer.digest,
             template=renderer.digest,
@@ -322,44 +326,55 @@ def assemble_learner(
     offer: "Offer | None" = None,
     part: Part | None = None,
     inline: bool = False,
+    backend: LearnerBackend | None = None,
 ) -> "Learner":
-    """A learner over whatever ledger and registry it is given."""
+    """A learner over whatever ledger, registry and backend it is given."""
     import torch
 
     from headrace.trainer.algorithms import build_algorithm
     from headrace.trainer.backends import build_backend
+    from headrace.trainer.bad_step import BadSteps
     from headrace.trainer.checkpoint import CheckpointStore
     from headrace.trainer.learner import Learner
 
     config = context.config
     torch.set_num_threads(config.learner.threads)
-    store = EpisodeStore(context.root)
+    store, feed = EpisodeStore(context.root), RewardFeed(context.root)
 
     async def read_episodes(file: str, episode_ids: Sequence[str]) -> Sequence[bytes]:
         return await asyncio.to_thread(store.read, file, episode_ids)
+
+    async def read_rewards(episode_ids: Sequence[str]) -> Mapping[str, Sequence[RewardRow]]:
+        return await asyncio.to_thread(feed.take, episode_ids)
 
     patience_s = max(config.learner.batch_deadline_s, config.serving.longest_start_s)
     return Learner(
         run=context.run,
         config=config.learner.model_copy(update={"batch_deadline_s": patience_s}),
         queue=config.queue,
-        backend=build_backend(config.learner, model_dir),
+        backend=backend or build_backend(config.learner, model_dir),
         algorithm=build_algorithm(config.learner.algorithm),
         ledger=ledger,
         registry=registry,
         read_episodes=read_episodes,
+        read_rewards=read_rewards,
+        content=content_span(config.learner.environment_loss.coefficient > 0, model_dir),
         checkpoints=CheckpointStore(f"{context.root}/checkpoints"),
         policy_id=POLICY_ID,
         clock=time.time,
         on_receipts=ReceiptTable(context.root, "learner").append,
+        on_bad_step=BadSteps(context.root).keep,
+        world_size=config.learner.ranks,
         offer=offer,
         part=part,
         inline=inline,
     )
 
 
-async def build_learner(context: RunContext, model: Path | SharedModel) -> tuple["Learner", Closing]:
-    """The learner, with its own connections."""
+async def build_learner(
+    context: RunContext, model: Path | SharedModel, backend: LearnerBackend | None = None
+) -> tuple["Learner", Closing]:
+    """The learner, with its own connections, over `backend` or one of its own."""
     open_process_log(context, "learner")
     model_dir = await asyncio.to_thread(model_here, context, model)
     part = open_part(context, "learner")
@@ -381,5 +396,5 @@ async def build_learner(context: RunContext, model: Path | SharedModel) -> tuple
         part.close()
 
     waiting = patient(context, ledger, part, held)
-    learner = assemble_learner(context, model_dir, waiting, registry, offer=offer, part=part)
+    learner = assemble_learner(context, model_dir, waiting, registry, offer=offer, part=part, backend=backend)
     return learner, closing

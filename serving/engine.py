@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.platform.contracts import InferenceEngine
+from headrace.platform.registry.adapters import BaseHolder
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -17,7 +18,7 @@ class EngineStats:
     waiting: int
 
 
-class ServedEngine(InferenceEngine, Protocol):
+class ServedEngine(InferenceEngine, BaseHolder, Protocol):
     """An engine that a replica can serve."""
 
     def sessions(self, version: int) -> int:

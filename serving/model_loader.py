@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from headrace.platform.errors import EngineError
 from headrace.platform.model_loading import MODEL_LOADING
+from headrace.serving.adapters import add_adapter
 from headrace.serving.slot_attention import use_slot_attention
 from headrace.serving.support import check_family, check_numbers, needs_eager
 
@@ -62,6 +63,16 @@ class ModelLoader:
             raise EngineError(f"cannot load the model in {path}: {type(error).__name__}: {error}") from error
         self._architecture = architecture
         return model.eval().requires_grad_(False)
+
+    def load_adapter(self, path: str, base: nn.Module) -> nn.Module:
+        """A copy of `base` with the adapter in the folder `path` added to its weights.
+
+        Raises:
+            EngineError: the folder is no adapter, or none for these weights.
+        """
+        model = copy.deepcopy(base)
+        add_adapter(dict(model.named_parameters()), path)
+        return model
 
 
 def check_attention(model: Any) -> None:

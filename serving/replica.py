@@ -35,6 +35,7 @@ from typing import Protocol, TypeVar
 from headrace.platform.contracts import Clock, VersionRegistry
 from headrace.platform.errors import DeadlineExceeded, EngineDead, HeadraceError, NotFound, RegistryError
 from headrace.platform.records.status import UpdateMode
+from headrace.platform.registry.adapters import load_base_of
 from headrace.serving.engine import ServedEngine
 from headrace.serving.version_pins import VersionPins
 
@@ -281,6 +282,7 @@ class Replica:
         try:
             await self._within(what, pins.take(number))
             manifest, path = await self._within(what, registry.open(number))
+            await self._within(what, load_base_of(self.engine, registry, manifest))
             await self._within(what, self.engine.load(manifest, path))
         except EngineDead:
             raise

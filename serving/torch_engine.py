@@ -23,7 +23,7 @@ Requests are woken by the step that ends them, by their deadline, or by the engi
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,7 +36,7 @@ from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, 
 from headrace.platform.observability.busy import BusyIntervals
 from headrace.platform.records.generation import Generation, GenerationRequest
 from headrace.platform.records.status import FinishReason, UpdateMode
-from headrace.platform.records.versions import VersionManifest
+from headrace.platform.records.versions import ADAPTER, VersionManifest
 from headrace.serving.batch import Finished, RunningBatch
 from headrace.serving.engine import EngineStats
 from headrace.serving.forward import ModelRunner
@@ -88,6 +88,8 @@ class TorchEngine:
         self._runner = ModelRunner(self._scheduler.table)
         self._loader = ModelLoader(max_positions)
         self._models: dict[int, nn.Module] = {}
+        self._base: nn.Module | None = None
+        self._base_hash = ""
         self._manifests: dict[int, VersionManifest] = {}
         self._retiring: dict[int, asyncio.Event] = {}
         self._loading = asyncio.Lock()
@@ -153,29 +155,57 @@ class TorchEngine:
         Running and waiting requests whose mode allows it go on under it, if it is newer than theirs.
 
         Raises:
-            EngineError: the folder cannot be loaded, or the version is of another policy.
+            EngineError: the folder cannot be loaded, the version is of another policy, or it is an adapter over
+                another base than this engine's.
         """
         self._check_alive()
         ref = manifest.ref
         if ref.policy_id != self._policy_id:
             raise EngineError(f"{ref} is not of policy {self._policy_id!r}")
+        is_adapter = manifest.kind == ADAPTER
+        if is_adapter and (self._base is None or self._base_hash != ref.base_hash):
+            raise EngineError(f"{ref} is an adapter, and this engine does not hold its base")
         async with self._loading:
             held = self._manifests.get(ref.number)
             if held is not None:
                 if held.content_hash == manifest.content_hash and ref.number not in self._retiring:
                     return
                 raise EngineError(f"{ref} is held already, with other content or on its way out")
-            sibling = next(iter(self._models.values()), None)
-            if self._inline:
-                model = self._loader.load(path, sibling)
+            if is_adapter:
+                model = await self._loaded(self._loader.load_adapter, path, self._base)
             else:
-                model = await asyncio.to_thread(self._loader.load, path, sibling)
-            self._check_alive()
+                model = await self._loaded(self._loader.load, path, next(iter(self._models.values()), None))
             config: Any = model.config
             self._vocabulary = int(config.get_text_config(decoder=True).vocab_size)
             self._scheduler.open(ref)
             self._manifests[ref.number] = manifest
             self._models[ref.number] = model
+
+    @property
+    def base_hash(self) -> str:
+        """The content hash of what its adapters are over; empty before `load_base`."""
+        return self._base_hash
+
+    async def load_base(self, manifest: VersionManifest, path: str) -> None:
+        """Hold the weights that adapters are over, from now on. They are shared with a version of the same content.
+
+        Raises:
+            EngineError: the folder cannot be loaded.
+        """
+        self._check_alive()
+        async with self._loading:
+            found = (n for n, held in self._manifests.items() if held.content_hash == manifest.content_hash)
+            held = next(found, None)
+            if held is not None:
+                self._base = self._models[held]
+            else:
+                self._base = await self._loaded(self._loader.load, path, next(iter(self._models.values()), None))
+            self._base_hash = manifest.content_hash
+
+    async def _loaded(self, load: Callable[..., nn.Module], *arguments: Any) -> nn.Module:
+        model = load(*arguments) if self._inline else await asyncio.to_thread(load, *arguments)
+        self._check_alive()
+        return model
 
     async def retire(self, version: int) -> None:
         """Refuse new requests of a version at once, and drop it when its last one is done. Safe when not held."""
@@ -199,6 +229,7 @@ class TorchEngine:
             await asyncio.wait([self._driver])
         self._executor.shutdown(wait=False)
         self._models.clear()
+        self._base = None
         self._scheduler.batches.clear()
 
     # --- measures ---

@@ -86,6 +86,7 @@ class VllmEngine:
         self._loader: VllmLoader | None = None
         self._build = "vllm"
         self._vocabulary = 0
+        self._base_hash = ""
         self._names = itertools.count(1)
         self._loading = asyncio.Lock()
         self._tickets: set[Ticket] = set()
@@ -219,6 +220,18 @@ class VllmEngine:
                 else:
                     await self._loader.load(manifest, path)
 
+    @property
+    def base_hash(self) -> str:
+        """The content hash of the version that vLLM was started with; empty before it."""
+        return self._base_hash
+
+    async def load_base(self, manifest: VersionManifest, path: str) -> None:
+        """Start vLLM with the version that adapters are over. Raises EngineError where it runs over another one."""
+        if self._loader is not None and self._base_hash != manifest.content_hash:
+            raise EngineError(f"{manifest.ref} is another base than the one that vLLM was started with")
+        if self._loader is None:
+            await self.load(manifest, path)
+
     async def retire(self, version: int) -> None:
         """Refuse new requests of a version at once, and drop it when its last one is done. Safe when not held."""
         held = self._versions.get(version)
@@ -260,6 +273,7 @@ class VllmEngine:
         )
         await loader.first()
         self._loader = loader
+        self._base_hash = manifest.content_hash
 
     # --- measures -----------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ def allowed_at(library: str, path: str) -> bool:
             return path.startswith(("platform/ledger/", "platform/registry/"))
         case "docker":
             return path == "actors/sandboxes/docker.py"
+        case "trl":
+            return False  # a peer: tests and benchmarks have it
         case "torch" | "transformers":
             return not path.startswith(("platform/", "actors/")) or path.startswith("platform/testing/")
         case _:

@@ -26,15 +26,6 @@ Aggregation = Literal["token", "sequence", "fixed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossNeeds:
-    """What an algorithm's loss must find in `LossColumns`; each costs something, so nothing is made in vain."""
-
-    sequences: bool = False
-    reference: bool = False
-    entropy: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossColumns(LossTokens):
     """Loss tokens with what options of a loss need besides.
 

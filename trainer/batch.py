@@ -11,7 +11,7 @@ Position t of a mask speaks of token t; its logits come from position t - 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -77,12 +77,14 @@ class LossTokens:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOutput:
     """What an algorithm's loss returns: the scalar to differentiate (this microbatch's share of the step's mean) and,
-    without gradient, per loss token ratio f32[N], clipped bool[N] and kl f32[N]."""
+    without gradient, per loss token ratio f32[N], clipped bool[N] and kl f32[N]. `sums` are further figures by name,
+    summed over the microbatch's loss tokens: the step reports their means."""
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
     kl: Tensor
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 def step_tokens(samples: Sequence[Sample]) -> int:

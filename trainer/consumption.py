@@ -20,10 +20,11 @@ LEFT_FOR_LAG = f"{Fate.DROPPED}:{DropReason.LAG}"
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group that a step was taken on, and the backend's figures by episode id."""
+    """A group that learner step `step`, from 1, was taken on, and the backend's figures by episode id."""
 
     group: OpenedGroup
     statistics: Mapping[str, EpisodeStatistics]
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,7 @@ def receipts(trained: Sequence[TrainedGroup], number: int) -> list[Receipt]:
                     ratio_mean=own.ratio_mean,
                     clip_share=own.clip_share,
                     lag=member.lag,
+                    step=one.step,
                 )
             )
     return rows

@@ -22,13 +22,19 @@ from headrace.platform.records.codec import episode_codec
 from headrace.platform.records.delivery import LeasedGroup, LeasedMember, LedgerStats
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.status import DropReason
-from headrace.platform.records.tables import MaskedSpan
+from headrace.platform.records.tables import MaskedSpan, RewardRow
+from headrace.trainer.observations import ContentSpan
 from headrace.trainer.pacing import Pacer
-from headrace.trainer.samples import Sample, build_samples
+from headrace.trainer.samples import Sample, build_samples, inherited_spans
 from headrace.trainer.staleness import Staleness, TrainStart, staleness
 
 ReadEpisodes = Callable[[str, Sequence[str]], Awaitable[Sequence[bytes]]]
 """(store file, episode ids) to payloads in the order of the ids."""
+
+ReadRewards = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[RewardRow]]]]
+"""Episode ids to the reward rows that count, by episode id."""
+
+Rewards: TypeAlias = Mapping[str, Sequence[RewardRow]]
 
 Say: TypeAlias = Callable[..., None]
 """(state, what is waited for, figures by name): what the learner does now, for `headrace status`."""
@@ -46,13 +52,22 @@ class OpenedMember:
     """
 
     leased: LeasedMember
-    episode: Episode
-    score: float
+    scored: ScoredEpisode
     lag: int
     masked: tuple[MaskedSpan, ...]
     live: bool
     advantages: tuple[float, ...]
     samples: tuple[Sample, ...]
+
+    @property
+    def episode(self) -> Episode:
+        """What was played."""
+        return self.scored.episode
+
+    @property
+    def score(self) -> float:
+        """The sum of its rewards."""
+        return self.scored.score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +95,8 @@ class _Judged:
 
 
 class Intake:
-    """See the module. `inline` polls without sleeping, for a deterministic event loop."""
+    """See the module. `inline` polls without sleeping, for a deterministic event loop. `content` tells an observation's
+    content, where the environment's tokens enter the loss."""
 
     def __init__(
         self,
@@ -90,15 +106,23 @@ class Intake:
         algorithm: Algorithm,
         ledger: Ledger,
         read_episodes: ReadEpisodes,
+        read_rewards: ReadRewards | None,
         clock: Clock,
         say: Say,
         inline: bool,
+        content: ContentSpan | None = None,
     ) -> None:
+        if config.environment_loss.coefficient and content is None:
+            raise ValueError(
+                "learner.environment_loss needs to know what of an observation is content, and is not told"
+            )
+        self._content = content
         self._config = config
         self._queue = queue
         self._algorithm = algorithm
         self._ledger = ledger
         self._read_episodes = read_episodes
+        self._read_rewards = read_rewards
         self._clock = clock
         self._say = say
         self._inline = inline
@@ -166,12 +190,12 @@ class Intake:
             groups: as leased.
             start: the weights about to receive the gradient.
         """
-        payloads = await self._payloads(groups)
+        payloads, rewards = await self._payloads(groups), await self._rewards(groups)
         opened: list[OpenedGroup] = []
         refused: list[RefusedGroup] = []
         for group in groups:
             try:
-                result = self._open(group, start, payloads)
+                result = self._open(group, start, payloads, rewards)
             except ValueError as error:
                 result = RefusedGroup(group.group, DropReason.FIDELITY, str(error))
             if isinstance(result, OpenedGroup):
@@ -180,9 +204,11 @@ class Intake:
                 refused.append(result)
         return opened, refused
 
-    def _open(self, group: LeasedGroup, start: TrainStart, payloads: Mapping[str, bytes]) -> OpenedGroup | RefusedGroup:
+    def _open(
+        self, group: LeasedGroup, start: TrainStart, payloads: Mapping[str, bytes], rewards: Rewards
+    ) -> OpenedGroup | RefusedGroup:
         """Raises ValueError (FidelityError and SchemaError are ones) for whatever does not hold together."""
-        judged = [self._judge(group, member, start, payloads) for member in group.members]
+        judged = [self._judge(group, member, start, payloads, rewards) for member in group.members]
         stay = self._staying(judged)
         if reason := self._refusal(judged, stay):
             gone = len(judged) - sum(one.staleness.live and not one.staleness.over for one in judged)
@@ -190,13 +216,18 @@ class Intake:
                 group.group, reason, f"{gone} of {len(judged)} members are over the lag limit at train start"
             )
         advantages = self._algorithm.advantages([one.scored for one in stay])
-        members = tuple(_member(one, values) for one, values in zip(stay, advantages, strict=True))
+        members = tuple(_member(one, values, self._content) for one, values in zip(stay, advantages, strict=True))
         if not any(sample.loss_tokens for member in members for sample in member.samples):
             raise FidelityError("actions: no token of the group was sampled by the policy")
         return OpenedGroup(leased=group, members=members)
 
     def _judge(
-        self, group: LeasedGroup, member: LeasedMember, start: TrainStart, payloads: Mapping[str, bytes]
+        self,
+        group: LeasedGroup,
+        member: LeasedMember,
+        start: TrainStart,
+        payloads: Mapping[str, bytes],
+        rewards: Rewards,
     ) -> _Judged:
         payload = payloads[str(member.attempt_id)]
         if digest(payload) != member.payload_hash:
@@ -207,7 +238,8 @@ class Intake:
             raise FidelityError(f"identity: {episode.episode_id} was put as {member.attempt_id}")
         limit = self._queue.max_lag
         stale = staleness(episode, member.oldest_version, lambda v: start.lag(v, limit, group.lag), limit)
-        return _Judged(member, ScoredEpisode(episode, member.score), stale)
+        rows = tuple(rewards.get(episode.episode_id, ()))
+        return _Judged(member, ScoredEpisode(episode, member.score, rows), stale)
 
     def _staying(self, judged: Sequence[_Judged]) -> list[_Judged]:
         """The members that the advantages are over (P15)."""
@@ -226,6 +258,12 @@ class Intake:
         same = len({one.scored.score for one in stay}) == 1
         return DropReason.ZERO_VARIANCE if same and self._algorithm.needs_variance else None
 
+    async def _rewards(self, groups: Sequence[LeasedGroup]) -> Rewards:
+        """Reward rows by episode id, where the algorithm asks for them."""
+        if self._read_rewards is None or not self._algorithm.needs.rewards:
+            return {}
+        return await self._read_rewards([str(member.attempt_id) for group in groups for member in group.members])
+
     async def _payloads(self, groups: Sequence[LeasedGroup]) -> dict[str, bytes]:
         """Payloads by episode id; from the episode store where the ledger keeps the id only (P9)."""
         found: dict[str, bytes] = {}
@@ -241,17 +279,16 @@ class Intake:
         return found
 
 
-def _member(one: _Judged, advantages: Sequence[float]) -> OpenedMember:
+def _member(one: _Judged, advantages: Sequence[float], content: ContentSpan | None) -> OpenedMember:
     stale, episode = one.staleness, one.scored.episode
     return OpenedMember(
         leased=one.leased,
-        episode=episode,
-        score=one.scored.score,
+        scored=one.scored,
         lag=stale.lag,
-        masked=stale.over,
+        masked=(*inherited_spans(episode), *stale.over),
         live=stale.live,
         advantages=tuple(advantages),
-        samples=tuple(build_samples(episode, advantages, stale.lag, stale.over)),
+        samples=tuple(build_samples(episode, advantages, stale.lag, stale.over, content)),
     )
 
 

@@ -32,17 +32,22 @@ import msgspec
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm, Clock, LearnerBackend, Ledger, VersionRegistry
-from headrace.platform.errors import CommitRefused, DeadlineExceeded, LedgerAway, LedgerError, RunFailed
+from headrace.platform.errors import CommitRefused, DeadlineExceeded, LedgerAway, LedgerError, PartDied, RunFailed
 from headrace.platform.observability.parts import Part
-from headrace.platform.records.tables import Receipt
+from headrace.platform.records.tables import LossMaskReason, Receipt
+from headrace.trainer.bad_step import BadStep, keep_bad
 from headrace.trainer.checkpoint import CheckpointStore
 from headrace.trainer.consumption import NOTHING, TrainedGroup, consumption, receipts
+from headrace.trainer.crediting import credited
 from headrace.trainer.gap import Gap, GapAlarm, alarms
 from headrace.trainer.heartbeat import Heartbeat
-from headrace.trainer.intake import Intake, OpenedGroup, ReadEpisodes
+from headrace.trainer.intake import Intake, OpenedGroup, ReadEpisodes, ReadRewards
+from headrace.trainer.lora import first_files
+from headrace.trainer.observations import ContentSpan
+from headrace.trainer.one_step import restore_step, samples_of, saved_step
 from headrace.trainer.publisher import Offer, Publisher
 from headrace.trainer.ranks import Gather, agree, alone, step_digest
-from headrace.trainer.report import StepReport
+from headrace.trainer.report import TERMS, StepReport
 from headrace.trainer.staleness import TrainStart
 from headrace.trainer.step_statistics import StepStatistics
 
@@ -66,10 +71,13 @@ class Learner:
         ledger: the run's queue and head.
         registry: where versions go.
         read_episodes: reads payloads that the ledger no longer keeps.
+        read_rewards: reads reward rows, for algorithms that need more than scores.
+        content: see `Intake`.
         checkpoints: where complete checkpoints go.
         policy_id: of the versions published.
         clock: seconds since the epoch.
         on_receipts: stores the receipts of a version, before the commit that makes it exist.
+        on_bad_step: keeps a step that was not finite for study; returns where.
         gather: brings the ranks' digests together (P13).
         world_size: how many ranks there are; a checkpoint of another number is refused.
         offer: see `Publisher`.
@@ -91,7 +99,10 @@ class Learner:
         checkpoints: CheckpointStore,
         policy_id: str,
         clock: Clock,
+        read_rewards: ReadRewards | None = None,
+        content: ContentSpan | None = None,
         on_receipts: Callable[[Sequence[Receipt]], None] = _forget,
+        on_bad_step: Callable[[BadStep], str] | None = None,
         gather: Gather = alone,
         world_size: int = 1,
         offer: Offer | None = None,
@@ -105,6 +116,7 @@ class Learner:
         self._ledger = ledger
         self._clock = clock
         self._on_receipts = on_receipts
+        self._on_bad_step = on_bad_step
         self._gather = gather
         self._part = part
         self._inline = inline
@@ -115,9 +127,11 @@ class Learner:
             algorithm=algorithm,
             ledger=ledger,
             read_episodes=read_episodes,
+            read_rewards=read_rewards,
             clock=clock,
             say=self._say,
             inline=inline,
+            content=content,
         )
         self._publisher = Publisher(
             ledger=ledger,
@@ -181,12 +195,15 @@ class Learner:
                 ledger that stayed away.
             CommitRefused: a commit was refused, or would be, as leases ran out (P7). The next learner begins at the
                 newest checkpoint and is given the groups again.
+            PartDied: one of the ranks is lost (P13). The same holds; the groups were given back.
             Fenced: another learner holds the run, or it was stopped.
         """
         try:
             return await self._step()
         except BaseException as error:
             await self._heartbeat.stop()
+            if isinstance(error, PartDied):  # P13: the groups go to whoever comes next
+                await self.close()
             if isinstance(error, LedgerAway | DeadlineExceeded):
                 raise RunFailed(f"learner step {self._steps + 1}: the ledger's server stayed away: {error}") from error
             raise
@@ -211,11 +228,11 @@ class Learner:
         if found := await publisher.resume():
             state, files = found
             self._say(f"restoring checkpoint {state.version}")
-            await self._compute(self._backend.restore, files)
+            await self._compute(restore_step, self._backend, self._algorithm, files)
             self._steps = state.steps
             return self.version
         if initial_files is None:
-            initial_files = await self._compute(self._backend.weights)
+            initial_files = await self._compute(first_files, self._backend)
         number = await publisher.reserve()
         self._say(f"publishing version {number}")
         await publisher.publish(number, initial_files, batches=0, consumed=NOTHING)
@@ -228,11 +245,12 @@ class Learner:
         began = self._clock()
         opened, dropped, busy_from = await self._next_batch(began)
         start = self._publisher.train_start(self._unpublished)
-        statistics = await self._train(opened)
+        opened, statistics = await self._train(opened)
+        self._algorithm.observe([[member.scored for member in group.members] for group in opened])
         self._steps += 1
         self._unpublished += 1
         episodes = statistics.episodes if isinstance(statistics, StepStatistics) else {}
-        self._trained += [TrainedGroup(group, episodes) for group in opened]
+        self._trained += [TrainedGroup(group, episodes, self._steps) for group in opened]
         batches = self._publisher.batches + self._unpublished
         gaps = self._gaps(statistics, start)
         due = self._unpublished >= self._config.publish_every or self._steps == self._config.steps
@@ -249,7 +267,12 @@ class Learner:
             groups=len(opened),
             episodes=len(live),
             loss_tokens=int(statistics["loss_tokens"]),
-            masked_tokens=sum(span.end - span.start for member in members for span in member.masked),
+            masked_tokens=sum(
+                span.end - span.start
+                for member in members
+                for span in member.masked
+                if span.reason is LossMaskReason.LAG
+            ),
             loss=statistics["loss"],
             kl=statistics.get("kl", 0.0),
             clip_share=statistics.get("clip_share", 0.0),
@@ -265,7 +288,20 @@ class Learner:
             dropped=dict(dropped),
             gaps=gaps,
             alarms=self._alarms(gaps),
+            terms={name: statistics[name] for name in TERMS if name in statistics},
+            **self._off_policy(statistics),
         )
+
+    def _off_policy(self, statistics: Mapping[str, float]) -> dict[str, Any]:
+        if not isinstance(statistics, StepStatistics) or statistics.off_policy is None:
+            return {}
+        if warning := statistics.off_policy.warning:
+            _log.warning("learner step %d: %s", self._steps, warning)
+        return {
+            "off_policy": statistics.off_policy,
+            "by_lag": statistics.by_lag,
+            "by_length": statistics.by_length,
+        }
 
     def _gaps(self, statistics: Mapping[str, float], start: TrainStart) -> tuple[Gap, ...]:
         if not isinstance(statistics, StepStatistics):
@@ -299,10 +335,9 @@ class Learner:
             if opened:
                 return opened, dropped, busy_from
 
-    async def _train(self, opened: Sequence[OpenedGroup]) -> Mapping[str, float]:
-        """One optimizer step, once every rank is about to take the same one."""
+    async def _train(self, opened: list[OpenedGroup]) -> tuple[list[OpenedGroup], Mapping[str, float]]:
+        """One optimizer step, once every rank is about to take the same one; the groups as they were credited."""
         members = [member for group in opened for member in group.members]
-        samples = [sample for member in members for sample in member.samples if sample.loss_tokens]
         step = self._steps + 1
         digest = step_digest([member.episode.episode_id for member in members], self.version, step)
         self._say(f"training step {step}")
@@ -312,9 +347,13 @@ class Learner:
             await self.close()
             raise
         try:
-            return await self._compute(self._backend.step, samples, self._algorithm)
+            opened = await self._compute(credited, self._backend, self._algorithm, opened)
+            return opened, await self._compute(self._backend.step, samples_of(opened), self._algorithm)
         except ArithmeticError as error:
-            raise RunFailed(f"the learner step is not finite, the weights are as before: {error}") from error
+            place = {"step": step, "version": self.version, "ahead": self._unpublished}
+            facts = {**place, "error": str(error), "config": self._config, "groups": opened}
+            kept = await self._compute(keep_bad, self._on_bad_step, facts, self._backend.weights)
+            raise RunFailed(f"the learner step is not finite, the weights are as before: {error}{kept}") from error
 
     async def _publish(self) -> None:
         """Publish the present weights over all that was trained since the head, and settle when it is time."""
@@ -338,7 +377,7 @@ class Learner:
 
     async def _settle(self) -> None:
         self._say(f"writing checkpoint {self.version}")
-        await self._publisher.settle(await self._compute(self._backend.save), self._steps)
+        await self._publisher.settle(await self._compute(saved_step, self._backend, self._algorithm), self._steps)
 
     async def _compute(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._inline:

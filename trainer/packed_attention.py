@@ -88,6 +88,9 @@ def packed_attention(
         raise ValueError(f"packed attention knows no {asked[0]}")
     repeats = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
+    if torch.is_autocast_enabled("cpu"):  # the kernel is none of those that autocast knows
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     result: Tensor = _Merged.apply(  # type: ignore[no-untyped-call]
         query, key, value, packed_parts, options.get("scaling")
     )
@@ -102,7 +105,8 @@ class _Merged(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], scale: float | None
     ) -> Tensor:
         out = _like(query)
-        total = query.new_empty(query.shape[0], query.shape[2], query.shape[1]).transpose(1, 2)
+        sums = torch.promote_types(query.dtype, torch.float32)
+        total = query.new_empty(query.shape[0], query.shape[2], query.shape[1], dtype=sums).transpose(1, 2)
         for part in parts:
             own = slice(part.first, part.last)
             keys, values = (each[:, :, part.key_first : part.key_last] for each in (key, value))

@@ -73,11 +73,13 @@ def pack_tokens(samples: Sequence[Sample], microbatch_tokens: int, share_prefixe
     given = bundles(samples, microbatch_tokens) if share_prefixes else singles(samples)
     batches: list[PackedBatch] = []
     taken: list[Bundle] = []
+    filled = 0
     for bundle in given:
-        if taken and sum(each.computed for each in taken) + bundle.computed > microbatch_tokens:
+        if taken and filled + bundle.computed > microbatch_tokens:
             batches.append(_packed(taken))
-            taken = []
+            taken, filled = [], 0
         taken.append(bundle)
+        filled += bundle.computed
     if taken:
         batches.append(_packed(taken))
     return batches

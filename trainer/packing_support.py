@@ -15,6 +15,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headrace.platform.records.arrays import i32
+from headrace.trainer.devices import on_device
+from headrace.trainer.flex_attention import NAME as FLEX_NAME
+from headrace.trainer.flex_attention import block_mask, flex_attention
 from headrace.trainer.packed_attention import NAME, packed_attention
 from headrace.trainer.packing import PackedBatch, pack_tokens
 from headrace.trainer.samples import Sample
@@ -26,14 +29,20 @@ _ROPES_BY_LENGTH = ("dynamic", "longrope")
 
 def arguments(batch: PackedBatch) -> dict[str, Any]:
     """What a model that uses packed attention is called with."""
+    device = batch.token_ids.device
     # A mask that transformers takes as it is, so that it builds none of S times S.
-    no_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool)
+    no_mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
+    who_sees_whom = (
+        {"packed_parts": batch.parts}
+        if device.type == "cpu"
+        else {"packed_mask": block_mask(batch.parts, len(batch.token_ids), device)}
+    )
     return {
         "input_ids": batch.token_ids[None],
         "position_ids": batch.position_ids[None],
         "attention_mask": no_mask,
-        "packed_parts": batch.parts,
         "use_cache": False,
+        **who_sees_whom,
     }
 
 
@@ -47,9 +56,11 @@ def use_packed_attention(model: Any) -> str:
     before = str(config._attn_implementation)
     if why := _why_not(model, config, before):
         return why
-    ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    name, attention = (NAME, packed_attention) if on_cpu else (FLEX_NAME, flex_attention)
+    ALL_ATTENTION_FUNCTIONS.register(name, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
     try:
         why = _difference(model, int(config.vocab_size))
     except Exception as error:  # a model's own code, called as no author of it may have thought of
@@ -61,9 +72,9 @@ def use_packed_attention(model: Any) -> str:
 
 def _why_not(model: Any, config: Any, attention: str) -> str:
     """What the trial would not show."""
-    if next(model.parameters()).device.type != "cpu":
-        return "it is not on a CPU"
-    if attention not in ("sdpa", NAME) or not model._can_set_attn_implementation():
+    if (device := next(model.parameters()).device.type) not in ("cpu", "cuda"):
+        return f"there is no attention for packed rows on {device!r}"
+    if attention not in ("sdpa", NAME, FLEX_NAME) or not model._can_set_attn_implementation():
         return f"its attention is {attention!r}, not the fused one of torch"
     kinds = sorted({str(kind) for kind in getattr(config, "layer_types", None) or ()} - {"full_attention"})
     if kinds:
@@ -79,9 +90,15 @@ def _difference(model: Any, vocabulary: int) -> str:
     """Between packed and single samples, in the last hidden states of a few tokens."""
     tokens = [[n % vocabulary for n in ids] for ids in (range(1, 14), [*range(1, 10), 3, 2, 1], range(5, 16))]
     (batch,) = pack_tokens([_trial_sample(name, ids) for name, ids in enumerate(tokens)], 64, share_prefixes=True)
-    packed = model.base_model(**arguments(batch)).last_hidden_state[0][batch.place]
+    device = next(model.parameters()).device
+    batch = on_device(batch, device)
+    with torch.set_grad_enabled(device.type != "cpu"):  # a kernel that is compiled there may lack its backward pass
+        packed = model.base_model(**arguments(batch)).last_hidden_state[0][batch.place]
+        if packed.requires_grad:
+            learning = [each for each in model.base_model.parameters() if each.requires_grad]
+            torch.autograd.grad(packed.sum(), learning, allow_unused=True)
     apart = [
-        model.base_model(input_ids=torch.from_numpy(row.token_ids.astype(np.int64))[None], use_cache=False)
+        model.base_model(input_ids=torch.from_numpy(row.token_ids.astype(np.int64)).to(device)[None], use_cache=False)
         for row in batch.rows
     ]
     single = torch.cat([each.last_hidden_state[0] for each in apart])

@@ -11,13 +11,13 @@ the lineage as this learner sees them; computes nothing.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.platform.contracts import Clock, Ledger, VersionRegistry
 from headrace.platform.errors import CommitRefused, DiskFull, RunFailed
 from headrace.platform.ledger.policy import NO_VERSION, VersionNode
 from headrace.platform.records.delivery import CommitRequest, LedgerStats
-from headrace.platform.records.versions import VersionManifest, VersionRef
+from headrace.platform.records.versions import ADAPTER, ADAPTER_CONFIG_FILE, FULL, VersionManifest, VersionRef
 from headrace.platform.testing.failpoints import failpoint
 from headrace.trainer.checkpoint import CheckpointState, CheckpointStore
 from headrace.trainer.consumption import Consumption
@@ -29,6 +29,13 @@ Compute = Callable[..., Awaitable[Any]]
 Offer = Callable[[str, Mapping[str, bytes]], Awaitable[None]]
 _log = logging.getLogger(__name__)
 _PAUSES_S = (0.0, 1.0, 1.0)
+
+
+class _Base(NamedTuple):
+    """The newest version with whole weights."""
+
+    number: int
+    content_hash: str
 
 
 class Publisher:
@@ -72,6 +79,7 @@ class Publisher:
         self._compute = compute
         self._offer = offer
         self._head_hash = ""
+        self._base: _Base | None = None
         self._settled: list[int] = []
         self._back_to = NO_VERSION  # the checkpoint that the next learner would go back to
         self.kept: frozenset[int] = frozenset()
@@ -135,6 +143,7 @@ class Publisher:
         await self._ledger.rollback(self.fence, state.version)
         self.lineage.setdefault(state.version, VersionNode(NO_VERSION, state.batches))
         self.head, self._head_hash = state.version, state.content_hash
+        self._base = _base_of(manifests, state.version)
         self._back_to = state.version
         return found
 
@@ -165,12 +174,13 @@ class Publisher:
         path, hashes, content_hash = await self.durably(lambda: self._registry.stage(number, self.fence, files))
         failpoint("after_blob")
         total = self.batches + batches
+        kind = ADAPTER if ADAPTER_CONFIG_FILE in files else FULL
         manifest = VersionManifest(
-            ref=VersionRef(self._policy_id, number, lineage=self.fence),
+            ref=self._ref(number, kind),
             parent=None if self.head == NO_VERSION else self.head,
             parent_hash=self._head_hash,
             fence=self.fence,
-            kind="full",
+            kind=kind,
             content_hash=content_hash,
             batches=total,
             path=path,
@@ -199,6 +209,17 @@ class Publisher:
         failpoint("after_commit")
         self.lineage[number] = VersionNode(self.head, total)
         self.head, self._head_hash = number, content_hash
+        if kind == FULL:
+            self._base = _Base(number, content_hash)
+
+    def _ref(self, number: int, kind: str) -> VersionRef:
+        """P6: an adapter says over which base it is."""
+        if kind == FULL:
+            return VersionRef(self._policy_id, number, lineage=self.fence)
+        if self._base is None:
+            raise RunFailed(f"version {number} would be an adapter, and the version that it is over is not known")
+        adapter_id = f"{self._policy_id}-{number}"
+        return VersionRef(self._policy_id, number, self.fence, adapter_id, self._base.content_hash)
 
     async def settle(self, files: Mapping[str, bytes], steps: int) -> None:
         """Write a complete checkpoint of the head; what its ancestors consumed is then final (P5).
@@ -221,7 +242,8 @@ class Publisher:
         self._settled = await self._compute(self._checkpoints.complete)
 
     async def retain(self) -> None:
-        """Remove the weights of versions that are neither new, nor checkpointed, nor kept, nor pinned."""
+        """Remove the weights of versions that are neither new, nor checkpointed, nor kept, nor pinned, nor the base of
+        adapters."""
         await self._retain(self._keep_versions)
 
     async def durably(self, write: Callable[[], Awaitable[T]]) -> T:
@@ -252,7 +274,16 @@ class Publisher:
                 return
 
     async def _retain(self, newest: int) -> Sequence[int]:
-        return await self._registry.retain(sorted({*self._settled, *self.kept, self.head}), newest)
+        keep = {*self._settled, *self.kept, self.head, *([self._base.number] if self._base is not None else ())}
+        return await self._registry.retain(sorted(keep), newest)
+
+
+def _base_of(manifests: Mapping[int, VersionManifest], number: int) -> _Base | None:
+    """Of an adapter the version that it is over, of another version itself; None where that cannot be read."""
+    found = manifests.get(number)
+    if found is not None and found.kind == ADAPTER:
+        found = next((each for each in manifests.values() if each.content_hash == found.ref.base_hash), None)
+    return _Base(found.ref.number, found.content_hash) if found is not None else None
 
 
 def _lineage(manifests: Iterable[VersionManifest]) -> dict[int, VersionNode]:

@@ -8,7 +8,7 @@ gives its leases back. Which ranks there are, and who feeds them, is the backend
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,12 @@ def over_gloo(timeout_s: float) -> Gather:
         return [bytes(one.tolist()).hex() for one in found]
 
     return gather
+
+
+def meeting_place(address: str, world_size: int, deadline_s: float) -> Any:
+    """Rank 0's store, at a free port of `address`, where the ranks of `torch.distributed` find one another."""
+    patience = timedelta(seconds=deadline_s)
+    return dist.TCPStore(address, 0, world_size, True, patience, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def agree(digest: str, gather: Gather) -> None:

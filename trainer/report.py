@@ -3,6 +3,11 @@
 import msgspec
 
 from headrace.trainer.gap import Gap, GapAlarm
+from headrace.trainer.off_policy import OffPolicy
+
+TERMS = ("entropy", "reference_kl", "value_loss", "environment_loss")
+"""The policy's entropy and its divergence (k3) from the frozen reference, in nats; the critic's loss; and the cross
+entropy on what tools sent, in nats. The names are those of the step's figures and of the metrics."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +21,9 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     in seconds since the epoch; `wait_s` is what was spent waiting for it, `held_s` of it with a batch at hand, for
     groups about to be too old. `length_bias`: protected groups were given up all the same (P16). `dropped` counts
     groups that the learner itself refused, by reason. `gaps` are those between learner and engines, by version and
-    replica; `alarms` name the replicas whose gap no learning explains (case S10).
+    replica; `alarms` name the replicas whose gap no learning explains (case S10). `off_policy` says how far the tokens
+    were from the weights that trained on them, `by_lag` and `by_length` in each bucket. `terms` are means of what the
+    loss has besides, by their names in `TERMS`, where it has them.
     """
 
     step: int
@@ -42,6 +49,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
     gaps: tuple[Gap, ...] = ()
     alarms: tuple[GapAlarm, ...] = ()
+    off_policy: OffPolicy | None = None
+    by_lag: dict[int, OffPolicy] = {}
+    by_length: dict[int, OffPolicy] = {}
+    terms: dict[str, float] = {}
 
     @property
     def busy_s(self) -> float:

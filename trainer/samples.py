@@ -9,17 +9,37 @@ as spans with a reason, which the training receipt stores. Tensors are the busin
 Dimension: T, the tokens of one sample.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from headrace.platform.records.arrays import F32, I32, U8
 from headrace.platform.records.episode import Episode
-from headrace.platform.records.tables import MaskedSpan
+from headrace.platform.records.tables import LossMaskReason, MaskedSpan
 from headrace.platform.records.turn import Turn
 from headrace.trainer.credit import turn_advantages
 from headrace.trainer.gap import Source
+from headrace.trainer.observations import ContentSpan, observation_mask, observation_spans
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTurn:
+    """Tokens `[start, end)` of a sample are the policy's turn number `turn` of the episode."""
+
+    turn: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticColumns:
+    """What a critic is trained on, f32[T] each: `values` it gave to the states before tokens, and `targets` for them.
+    They mean something where `mask` u8[T] is 1, a subset of the sample's loss mask."""
+
+    values: F32
+    targets: F32
+    mask: U8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +49,9 @@ class Sample:
     `action_mask` is 1 where the policy sampled the token in this very context; `loss_mask` is a subset of it, and 0
     at position 0, which nothing predicts.
     `behaviour_logprobs` [0], `advantages` [0] and `temperatures` [1] mean something only where `action_mask` is 1.
-    `lag` is in learner batches (P14). `sources` say who sampled the action tokens, in order.
+    `lag` is in learner batches (P14). `sources` say who sampled the action tokens, `turns` in which turns, in order.
+    `critic` is there for losses that have a critic, `observation_mask` for the environment-token loss: 1 on tokens that
+    the environment sent.
     """
 
     episode_id: str
@@ -43,6 +65,9 @@ class Sample:
     advantages: F32
     temperatures: F32
     sources: tuple[Source, ...] = ()
+    turns: tuple[OwnTurn, ...] = ()
+    critic: CriticColumns | None = None
+    observation_mask: U8 | None = None
 
     @property
     def length(self) -> int:
@@ -66,7 +91,11 @@ class _Context:
 
 
 def build_samples(
-    episode: Episode, advantages: Sequence[float], lag: int = 0, masked: Iterable[MaskedSpan] = ()
+    episode: Episode,
+    advantages: Sequence[float],
+    lag: int = 0,
+    masked: Iterable[MaskedSpan] = (),
+    content: ContentSpan | None = None,
 ) -> list[Sample]:
     """The samples of an episode, in the order in which their contexts began.
 
@@ -75,13 +104,31 @@ def build_samples(
         advantages: one per policy turn.
         lag: learner batches between the episode's oldest action token and the weights about to be trained.
         masked: action tokens that do not enter the loss.
+        content: tells an observation's content; without it no observation is marked.
 
     Raises:
         ValueError: when advantages and policy turns do not match.
     """
     credit = turn_advantages(episode, list(advantages))
-    spans = tuple(masked)
-    return [_sample(episode, context, credit, lag, spans) for context in _contexts(episode)]
+    spans, contexts = tuple(masked), _contexts(episode)
+    samples = [_sample(episode, context, credit, lag, spans) for context in contexts]
+    if content is None:
+        return samples
+    observed = observation_spans(episode, content)
+    for number, context in enumerate(contexts):
+        mask = observation_mask(observed, context.turns, [len(episode.turns[i].token_ids) for i in context.turns])
+        samples[number] = replace(samples[number], observation_mask=mask)
+        observed = {index: span for index, span in observed.items() if index not in context.turns}
+    return samples
+
+
+def inherited_spans(episode: Episode) -> tuple[MaskedSpan, ...]:
+    """The action tokens that an episode took over from the one it branches off: no sample of it trains on them."""
+    return tuple(
+        MaskedSpan(index, span.start, span.end, LossMaskReason.INHERITED)
+        for index, turn in enumerate(episode.turns[: episode.inherited_turns])
+        for span in turn.version_spans
+    )
 
 
 def _contexts(episode: Episode) -> list[_Context]:
@@ -89,9 +136,12 @@ def _contexts(episode: Episode) -> list[_Context]:
     seen = {view.turn: [i for start, end in view.spans for i in range(start, end)] for view in episode.views}
     contexts: list[_Context] = []
     newest: dict[tuple[str, int], _Context] = {}
+    inherited = episode.inherited_turns
     for index, turn in enumerate(episode.turns):
         key = (turn.agent_id, turn.segment)
         context = newest.get(key)
+        if index < inherited:  # the parent's, which trains on them once; here they are context
+            continue
         if not turn.is_action:
             # What follows the last action is part of what was said, though no loss reaches it.
             if context is not None:
@@ -143,7 +193,17 @@ def _sample(
         advantages=np.where(action_mask == 1, np.repeat(np.array(values, np.float32), lengths), np.float32(0)),
         temperatures=np.repeat(np.array(temperatures, np.float32), lengths),
         sources=tuple(_sources(turns, own, lengths)),
+        turns=tuple(_own_turns(context, lengths)),
     )
+
+
+def _own_turns(context: _Context, lengths: Sequence[int]) -> Iterator[OwnTurn]:
+    """Where the turns that were sampled in this context lie, in order."""
+    begin = 0
+    for index, length in zip(context.turns, lengths, strict=True):
+        if index in context.own:
+            yield OwnTurn(index, begin, begin + length)
+        begin += length
 
 
 def _sources(turns: Sequence[Turn], own: Sequence[bool], lengths: Sequence[int]) -> list[Source]:

@@ -24,11 +24,13 @@ class Bundle:
 
     rows: tuple[Sample, ...]
     shared: int
+    tokens: int
+    """Of all rows."""
 
     @property
     def computed(self) -> int:
         """Tokens that a forward pass over the bundle computes."""
-        return sum(row.length for row in self.rows) - self.shared * (len(self.rows) - 1)
+        return self.tokens - self.shared * (len(self.rows) - 1)
 
 
 def bundles(samples: Sequence[Sample], most_tokens: int) -> list[Bundle]:
@@ -45,14 +47,14 @@ def bundles(samples: Sequence[Sample], most_tokens: int) -> list[Bundle]:
         if joined is not None and joined.computed <= most_tokens:
             found[-1] = joined
         else:
-            found.append(Bundle((sample,), 0))
+            found.append(Bundle((sample,), 0, sample.length))
     return found
 
 
 def singles(samples: Sequence[Sample]) -> list[Bundle]:
     """Every sample by itself, in order of length."""
     ordered = sorted(samples, key=lambda s: (s.length, s.episode_id, s.agent_id, s.segment))
-    return [Bundle((sample,), 0) for sample in ordered]
+    return [Bundle((sample,), 0, sample.length) for sample in ordered]
 
 
 def _joined(bundle: Bundle, sample: Sample) -> Bundle | None:
@@ -62,7 +64,8 @@ def _joined(bundle: Bundle, sample: Sample) -> Bundle | None:
     if shared < FEWEST_SHARED:
         return None
     saved, would_be = bundle.shared * (len(bundle.rows) - 1), shared * len(bundle.rows)
-    return Bundle((*bundle.rows, sample), shared) if would_be > saved else None
+    tokens = bundle.tokens + sample.length
+    return Bundle((*bundle.rows, sample), shared, tokens) if would_be > saved else None
 
 
 def _common(one: I32, other: I32) -> int:

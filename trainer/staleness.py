@@ -41,15 +41,16 @@ class Staleness:
 
 
 def staleness(episode: Episode, pinned: int, lag_of: Callable[[int], int], limit: int) -> Staleness:
-    """Judge every action token of an episode (P14, case Q5).
+    """Judge every action token of an episode that it may be trained on for (P14, case Q5): not those that it inherits.
 
     Args:
         episode: one that passed the fidelity gate.
-        pinned: the version that stands for an episode without any action token.
+        pinned: the version that stands for an episode without any such token.
         lag_of: lag of a version's tokens.
         limit: largest lag that is trained on.
     """
-    spans = [(turn, span) for turn, one in enumerate(episode.turns) for span in one.version_spans]
+    inherited = episode.inherited_turns
+    spans = [(turn, span) for turn, one in enumerate(episode.turns) if turn >= inherited for span in one.version_spans]
     lags = [lag_of(span.version.number) for _, span in spans] or [lag_of(pinned)]
     within = [lag for lag in lags if lag <= limit]
     over = tuple(

@@ -1,19 +1,21 @@
-"""Figures of an optimizer step, over all its loss tokens and for each episode.
+"""Figures of an optimizer step, over all its loss tokens, for each episode, by lag and by length.
 
-A backend may return these from `step`, as the mapping that `LearnerBackend` promises with `episodes` and `gaps`
-besides; the learner then writes complete receipts, and notices a replica that has other weights than it says. The
-names of the step's figures are the attributes' names below.
+A backend may return these from `step`, as the mapping that `LearnerBackend` promises with more besides; the learner
+then writes complete receipts, notices a replica that has other weights than it says, and warns before importance
+weights explode. The names of the step's figures are in `StepStatistics`.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from headrace.trainer.batch import LossOutput, LossTokens
+from headrace.trainer.corrections import MAX_LOG_RATIO
 from headrace.trainer.gap import Gap
+from headrace.trainer.off_policy import OffPolicy, SequenceSums, joined, sequence_sums
 
 F64 = npt.NDArray[np.float64]
 
@@ -28,22 +30,26 @@ class EpisodeStatistics:
 
 
 class StepStatistics(dict[str, float]):
-    """The step's figures by name: loss, ratio_mean, clip_share, kl, loss_tokens, grad_norm, lr. `gaps` have lag 0 each;
-    the learner knows the lag of a version."""
+    """The step's figures by name: loss, ratio_mean, clip_share, kl, entropy (where it was asked for), loss_tokens,
+    grad_norm, lr. `gaps` have lag 0 each; the learner knows the lag of a version. `off_policy` is over all tokens,
+    `by_lag` and `by_length` over those of each bucket."""
 
     def __init__(
-        self, figures: dict[str, float], episodes: dict[str, EpisodeStatistics], gaps: tuple[Gap, ...] = ()
+        self,
+        figures: dict[str, float],
+        episodes: dict[str, EpisodeStatistics],
+        gaps: tuple[Gap, ...] = (),
+        *,
+        off_policy: OffPolicy | None = None,
+        by_lag: dict[int, OffPolicy] | None = None,
+        by_length: dict[int, OffPolicy] | None = None,
     ) -> None:
         super().__init__(figures)
         self.episodes = episodes
         self.gaps = gaps
-
-
-@dataclass(slots=True)
-class _Sums:
-    tokens: int = 0
-    ratio: float = 0.0
-    clipped: float = 0.0
+        self.off_policy = off_policy
+        self.by_lag = by_lag or {}
+        self.by_length = by_length or {}
 
 
 @dataclass(slots=True)
@@ -56,29 +62,43 @@ class _GapSums:
 
 @dataclass(slots=True)
 class StatisticsBuilder:
-    """Adds up microbatches."""
+    """Adds up microbatches; `merge` adds what another rank has added up."""
 
     loss: float = 0.0
-    kl: float = 0.0
-    total: _Sums = field(default_factory=_Sums)
-    episodes: dict[str, _Sums] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sequences: list[SequenceSums] = field(default_factory=list)
     gaps: dict[tuple[int, str], _GapSums] = field(default_factory=dict)
 
     def add(self, output: LossOutput, tokens: LossTokens, logprobs: Tensor) -> None:
         """Take in one microbatch; logprobs f32[N] are the learner's, before the step."""
-        self._add_gaps(tokens, (logprobs.detach() - tokens.behaviour_logprobs).double().cpu().numpy())
+        difference = (logprobs.detach() - tokens.behaviour_logprobs).double().cpu().numpy()
+        self._add_gaps(tokens, difference)
         self.loss += float(output.loss.detach())
-        self.kl += float(output.kl.sum())
-        B = len(tokens.rows)
-        row = tokens.row.cpu()
-        count = torch.bincount(row, minlength=B).tolist()
-        ratio = torch.zeros(B, dtype=torch.float64).index_add_(0, row, output.ratio.double().cpu()).tolist()
-        clipped = torch.zeros(B, dtype=torch.float64).index_add_(0, row, output.clipped.double().cpu()).tolist()
-        for b, sample in enumerate(tokens.rows):
-            for sums in (self.total, self.episodes.setdefault(sample.episode_id, _Sums())):
-                sums.tokens += count[b]
-                sums.ratio += ratio[b]
-                sums.clipped += clipped[b]
+        for name, sums in output.sums.items():
+            self.figures[name] += float(sums)
+        self.sequences.append(
+            sequence_sums(
+                tokens.rows,
+                tokens.row.cpu().numpy(),
+                log_ratio=difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO),
+                ratio=output.ratio.double().cpu().numpy(),
+                clipped=output.clipped.double().cpu().numpy(),
+                kl=output.kl.double().cpu().numpy(),
+            )
+        )
+
+    def merge(self, other: "StatisticsBuilder") -> None:
+        """Take in what `other` has seen: other microbatches of the same step."""
+        self.loss += other.loss
+        for name, sums in other.figures.items():
+            self.figures[name] += sums
+        self.sequences += other.sequences
+        for key, gap in other.gaps.items():
+            mine = self.gaps.setdefault(key, _GapSums())
+            mine.tokens += gap.tokens
+            mine.total += gap.total
+            mine.signed += gap.signed
+            mine.largest = max(mine.largest, gap.largest)
 
     def _add_gaps(self, tokens: LossTokens, difference: F64) -> None:
         """difference f64[N], by who sampled the tokens: one search for all of them."""
@@ -106,23 +126,30 @@ class StatisticsBuilder:
             sums.largest = max(sums.largest, float(largest[index]))
 
     def build(self, grad_norm: float, lr: float) -> StepStatistics:
-        """The finished figures."""
-        tokens = max(self.total.tokens, 1)
+        """The finished figures; at least one microbatch was added."""
+        sums = joined(self.sequences)
+        whole = sums.all()
         figures = {
             "loss": self.loss,
-            "ratio_mean": self.total.ratio / tokens,
-            "clip_share": self.total.clipped / tokens,
-            "kl": self.kl / tokens,
-            "loss_tokens": float(self.total.tokens),
+            "ratio_mean": whole.ratio_mean,
+            "clip_share": whole.clip_share,
+            "kl": whole.kl,
+            "loss_tokens": float(whole.tokens),
             "grad_norm": grad_norm,
             "lr": lr,
+            **{name: total / whole.tokens for name, total in self.figures.items()},
         }
-        episodes = {
-            name: EpisodeStatistics(sums.tokens, sums.ratio / sums.tokens, sums.clipped / sums.tokens)
-            for name, sums in self.episodes.items()
-            if sums.tokens
-        }
-        gaps = [
+        return StepStatistics(
+            figures,
+            _by_episode(sums),
+            tuple(self._built_gaps()),
+            off_policy=whole,
+            by_lag=sums.by_lag(),
+            by_length=sums.by_length(),
+        )
+
+    def _built_gaps(self) -> list[Gap]:
+        return [
             Gap(
                 version=version,
                 replica=replica,
@@ -134,4 +161,17 @@ class StatisticsBuilder:
             )
             for (version, replica), sums in sorted(self.gaps.items())
         ]
-        return StepStatistics(figures, episodes, tuple(gaps))
+
+
+def _by_episode(sums: SequenceSums) -> dict[str, EpisodeStatistics]:
+    """An episode may have several sequences."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for index, episode in enumerate(sums.episode):
+        places[episode].append(index)
+    found = {}
+    for episode, own in places.items():
+        tokens = int(sums.tokens[own].sum())
+        found[episode] = EpisodeStatistics(
+            tokens, float(sums.ratio[own].sum()) / tokens, float(sums.clipped[own].sum()) / tokens
+        )
+    return found

@@ -64,18 +64,24 @@ def constant_files(model: Any, tokenizer: Mapping[str, bytes]) -> dict[str, byte
 
 def weight_file(model: torch.nn.Module) -> bytes:
     """The model's parameters and persistent buffers as safetensors."""
+    return tensor_file(model.state_dict())
+
+
+def tensor_file(state: Mapping[str, Tensor]) -> bytes:
+    """A model's state as safetensors."""
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         if tensor.numel() and tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
         tensors[name] = tensor.detach().cpu().contiguous()
-    return _serialised(tensors)
+    return serialised(tensors)
 
 
-def _serialised(tensors: Mapping[str, Tensor]) -> bytes:
-    """Eight bytes with the header's length, the header as JSON, padded to eight bytes, then the tensors' bytes."""
+def serialised(tensors: Mapping[str, Tensor]) -> bytes:
+    """Named tensors of a CPU as safetensors: eight bytes with the header's length, the header as JSON, padded to eight
+    bytes, then the tensors' bytes."""
     layout = list(_DTYPES)
     ordered = sorted(tensors.items(), key=lambda item: (layout.index(item[1].dtype), item[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -241,7 +241,7 @@ class HostSession:
         observation: Any = answer
         reward, done = None, False
         if isinstance(answer, StepResult):
-            values = [each.value for each in answer.rewards if each.valid]
+            values = [each.value for each in answer.rewards if each.valid and each.kind.is_reward]
             reward, done = (sum(values) if values else None), answer.terminated or answer.truncated
         if is_plain:
             text = "\n".join(message.content for message in answer.messages)

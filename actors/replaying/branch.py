@@ -17,10 +17,10 @@ from headrace.actors.recorder import Recorder, as_step_message
 from headrace.actors.replaying.execution import Execution, Limits, actions_of
 from headrace.actors.text import well_formed
 from headrace.platform.contracts import Renderer
-from headrace.platform.errors import CannotBranch, ConfigError, NotFound
+from headrace.platform.errors import CannotBranch, ConfigError, EnvironmentFault, NotFound
 from headrace.platform.records.episode import Episode, InjectedFault
 from headrace.platform.records.message import Message, StepResult
-from headrace.platform.records.status import Role, StopReason
+from headrace.platform.records.status import Purpose, Role, StopReason
 from headrace.platform.records.turn import Turn
 
 BRANCH = 1
@@ -43,23 +43,30 @@ class Prefix:
 
     def check(self) -> None:
         """Raises ConfigError where the episode cannot go on from there."""
-        parent, actions = self.parent, actions_of(self.parent)
-        last = len([each for each in actions if each.answer is not None and each.answer.role is not Role.ASSISTANT])
-        if parent.stop_reason in _ENDS and last == len(actions):
-            last -= 1  # the answer to the last step is the end
-        last = min(last, parent.budgets.max_turns - 1)
-        if not parent.turns or last < 0:
+        parent, last = self.parent, last_step(self.parent)
+        if last < 0:
             raise ConfigError(f"{parent.episode_id} has no step to branch from: {parent.fault or parent.stop_reason}")
         if not 0 <= self.step <= last:
             raise ConfigError(
                 f"--branch {self.step}: {parent.episode_id} can go on from step 0 (its reset) to {last};"
-                f" it has {len(actions)} and ended as {parent.stop_reason}"
+                f" it has {len(actions_of(parent))} and ended as {parent.stop_reason}"
             )
 
     def faults(self) -> tuple[InjectedFault, ...]:
         """The faults that were put in on the way: they count the steps that reached the world."""
         reached = sum(action.reached_the_world for action in actions_of(self.parent)[: self.step])
         return tuple(fault for fault in self.parent.injected_faults if fault.turn <= reached)
+
+
+def last_step(parent: Episode) -> int:
+    """The last step that an episode can go on from, -1 where there is none."""
+    if not parent.turns:
+        return -1
+    actions = actions_of(parent)
+    last = len([each for each in actions if each.answer is not None and each.answer.role is not Role.ASSISTANT])
+    if parent.stop_reason in _ENDS and last == len(actions):
+        last -= 1  # the answer to the last step is the end
+    return min(last, parent.budgets.max_turns - 1)
 
 
 async def take_up(
@@ -70,6 +77,7 @@ async def take_up(
     Raises:
         CannotBranch: the episode cannot go on from there, the world at hand is another one, or it answers otherwise
             than recorded: then the first step is named.
+        EnvironmentFault: the same in an episode that is played for training; transient where the world broke.
     """
     if plan.prefix is None or plan.branch_step is None:
         raise CannotBranch("a branch needs an episode and a step of it")
@@ -78,7 +86,18 @@ async def take_up(
         prefix.check()
         return await _taken_up(prefix, plan, environment, renderer, recorder, deadline)
     except (ConfigError, NotFound) as error:
-        raise CannotBranch(str(error)) from error
+        raise _refusal(plan, str(error)) from error
+
+
+def _refusal(plan: EpisodePlan, told: str, transient: bool = False) -> Exception:
+    """What to raise: a member of a training group ends by a fault as any other, and its slot may get another try."""
+    if plan.attempt_id.purpose is Purpose.TRAIN:
+        return EnvironmentFault(f"the episode cannot branch off {_name(plan)}: {told}", transient=transient)
+    return CannotBranch(told)
+
+
+def _name(plan: EpisodePlan) -> str:
+    return plan.prefix.episode_id if plan.prefix is not None else "nothing"
 
 
 async def _taken_up(
@@ -96,14 +115,14 @@ async def _taken_up(
         parent, environment, lambda step: f"{recorder.episode_id}/{BRANCH}/{step - 1}", deadline, limits, cassette
     )
     observation = await execution.reset()
-    _check(execution)
+    _check(plan, execution)
     context = Context(renderer, environment.tools())
     messages = list(well_formed(observation.messages)) if observation is not None else []
     said = [_as_recorded(messages, parent.turns[0])]
     results: dict[int, StepResult] = {}
     for action in execution.actions[: prefix.step]:
         result = await execution.step(action)
-        _check(execution)
+        _check(plan, execution)
         said.append([as_step_message(action.turn)])
         if action.answer is not None:
             answers = list(well_formed(result.messages)) if result is not None else []
@@ -119,13 +138,14 @@ async def _taken_up(
     return context
 
 
-def _check(execution: Execution) -> None:
+def _check(plan: EpisodePlan, execution: Execution) -> None:
     if execution.interrupted:
-        raise CannotBranch(f"the world broke, and may not another time: {execution.interrupted}")
+        raise _refusal(plan, f"the world broke, and may not another time: {execution.interrupted}", transient=True)
     for found in execution.differences:
         if found.is_divergence:
             shown = "".join(f"\n    {line}" for line in found.diff)
-            raise CannotBranch(f"the world diverges at step {found.step}: {found.what} is not as recorded{shown}")
+            told = f"the world diverges at step {found.step}: {found.what} is not as recorded{shown}"
+            raise _refusal(plan, told)
 
 
 def _as_recorded(messages: list[Message], turn: Turn) -> list[Message]:

@@ -6,6 +6,7 @@ The position in the data and the groups that count are one number, the dispatch 
 from headrace.actors.tasks.curriculum import Curriculum, TaskResult
 from headrace.platform.config.tasks import CurriculumConfig
 from headrace.platform.records.status import FaultOwner, Purpose
+from headrace.platform.records.tables import score_of
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.tables import RewardTable
 
@@ -22,7 +23,7 @@ def results_from_store(config: CurriculumConfig, root_url: str, before: int | No
         if episode.fault_owner is not FaultOwner.NONE or any(not row.valid for row in rows):
             continue
         if before is None or episode.dispatch_sequence < before:
-            score = float(sum(row.value or 0.0 for row in rows))
+            score = score_of(rows) or 0.0
             key = curriculum.key(episode.task)
             results.append(TaskResult(episode.task.environment, key, score, episode.dispatch_sequence))
     return results

@@ -19,9 +19,12 @@ from headrace.deploy.cli.inspect_run import inspect
 from headrace.deploy.cli.pool import pool
 from headrace.deploy.cli.redteam import redteam
 from headrace.deploy.cli.replay import replay
+from headrace.deploy.cli.replay_step import replay_step
+from headrace.deploy.cli.sensitivity import sensitivity
 from headrace.deploy.cli.serving import serve_run
 from headrace.deploy.cli.sft import sft
 from headrace.deploy.cli.status import status
+from headrace.deploy.cli.study import study
 from headrace.deploy.cli.suite import suite
 from headrace.deploy.cli.train import train
 from headrace.platform.errors import ConfigError, HeadraceError, NotFound
@@ -40,12 +43,15 @@ for command in (train, status, sft, export, inspect, replay, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command("serve")(serve_run)
+app.command("replay-step")(replay_step)
+app.command()(sensitivity)
 app.command()(compare)
 app.command()(approvals)
 app.add_typer(audit, name="audit")
 app.add_typer(redteam, name="redteam")
 app.add_typer(env, name="env")
 app.add_typer(suite, name="suite")
+app.add_typer(study, name="study")
 app.add_typer(pool, name="pool")
 
 

@@ -21,7 +21,8 @@ def inspect(
     """Show a run's summary and episodes, or one episode token by token.
 
     Without EPISODE: the summary and some episodes to look at. With EPISODE: every turn, with prompt, trained and masked
-    tokens told apart, versions, rewards, hashes and status.
+    tokens told apart, versions, rewards, hashes and status, and its training receipt: what the loss made of it, or why
+    it was not trained.
     """
     from headrace.deploy.inspection import episode_facts, run_facts
     from headrace.platform.store.run_root import RunRoot
@@ -73,6 +74,7 @@ def _print_episode(facts: dict[str, Any]) -> None:
     console.print(Text.assemble((facts["episode_id"], "bold"), f"  {facts['purpose']}  {facts['environment']}"))
     for key in ("task", "seed", "version", "status", "stop_reason", "fault", "fate", "duration_s", "final_state_hash"):
         console.print(f"  {key:18} {facts[key]}")
+    _print_training(console, facts["training"])
     legend = Text("  tokens: ")
     for name, style in styles.items():
         legend.append(f" {name} ", style=style)
@@ -90,3 +92,24 @@ def _print_episode(facts: dict[str, Any]) -> None:
         console.print(
             f"\nreward {reward['kind']}: {reward['value'] if reward['valid'] else 'invalid'}  {reward['evidence']}"
         )
+
+
+def _print_training(console: "Console", facts: dict[str, Any]) -> None:
+    """The receipt, or why there is none."""
+    if not facts["trained"]:
+        console.print(f"  {'not trained':18} {facts['why']}")
+        return
+    step = f"learner step {facts['step']}, " if facts["step"] is not None else ""
+    again = f", before that by {', '.join(f'v{version}' for version in facts['before'])}" if facts["before"] else ""
+    console.print(f"  {'trained':18} {step}version {facts['version']}{again}, lag {facts['lag']}")
+    console.print(
+        f"  {'loss':18} {facts['loss_tokens']} of {facts['action_tokens']} sampled tokens,"
+        f" ratio mean {facts['ratio_mean']:.4f}, clip share {facts['clip_share']:.4f}"
+    )
+    told = ", ".join(f"{value:+.4f}" for value in facts["advantages"])
+    console.print(f"  {'advantages':18} {told}")
+    for span in facts["masked"]:
+        where = f"turn {span['turn']} tokens [{span['start']}, {span['end']})"
+        console.print(f"  {'masked':18} {where}: {span['reason']}, {span['why']}")
+    if facts["unaccounted"]:
+        console.print(f"  {'unaccounted':18} {facts['unaccounted']} sampled tokens are neither in the loss nor masked")

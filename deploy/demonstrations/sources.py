@@ -25,7 +25,7 @@ from headrace.platform.errors import ConfigError
 from headrace.platform.hashing import digest_value
 from headrace.platform.records.episode import Episode
 from headrace.platform.records.status import Purpose, Role
-from headrace.platform.records.tables import RewardRow
+from headrace.platform.records.tables import RewardRow, score_of
 from headrace.platform.seeding import derive_seed
 from headrace.platform.store.episodes import EpisodeStore
 from headrace.platform.store.run_root import RunRoot
@@ -139,7 +139,7 @@ def _why_not(episode: Episode, rewards: Sequence[RewardRow], chosen: EpisodeFilt
     """Why an episode is not imitated, or nothing."""
     if episode.purpose is Purpose.REPLAY:  # its beginning is another episode's
         return "branch"
-    score = _score(rewards)
+    score = score_of(rewards)
     if score is None:
         return "no_valid_score"
     split = episode.task.split
@@ -153,13 +153,6 @@ def _why_not(episode: Episode, rewards: Sequence[RewardRow], chosen: EpisodeFilt
             " cannot be evaluated on them. Only episodes of split 'train' are imitated"
         )
     return "" if policy_turns(episode) else "nothing_to_imitate"
-
-
-def _score(rewards: Sequence[RewardRow]) -> float | None:
-    """The sum of all components, None where there is none or one is not valid."""
-    if not rewards or any(not row.valid for row in rewards):
-        return None
-    return sum(row.value or 0.0 for row in rewards)
 
 
 def _facts(episode: Episode, score: float) -> Mapping[str, Value]:

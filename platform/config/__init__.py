@@ -1,6 +1,14 @@
 """Configuration: one small file per part. Recipes are YAML that `load.py` reads into `RunConfig`."""
 
-from headrace.platform.config.algorithm import AlgorithmConfig, GigpoConfig, GrpoConfig, ReinforceConfig, RlooConfig
+from headrace.platform.config.algorithm import (
+    GigpoConfig,
+    GrpoConfig,
+    PpoConfig,
+    ReinforceConfig,
+    RlooConfig,
+)
+from headrace.platform.config.algorithms import AlgorithmConfig
+from headrace.platform.config.branch import BranchConfig
 from headrace.platform.config.environments import BudgetConfig, EnvironmentConfig, SamplingConfig, ScorerConfig
 from headrace.platform.config.episode_queue import QueueConfig
 from headrace.platform.config.learner import LearnerConfig
@@ -13,6 +21,7 @@ from headrace.platform.config.tasks import CurriculumConfig, TasksConfig
 
 __all__ = [
     "AlgorithmConfig",
+    "BranchConfig",
     "BudgetConfig",
     "CurriculumConfig",
     "EnvironmentConfig",
@@ -22,6 +31,7 @@ __all__ = [
     "LearnerConfig",
     "LogSamplesConfig",
     "ModelConfig",
+    "PpoConfig",
     "QueueConfig",
     "ReinforceConfig",
     "RlooConfig",

@@ -57,11 +57,14 @@ class ReturnsConfig(StrictModel):
     """Discount per turn. Observation tokens are no time."""
     cost: float = Field(1.0, ge=0)
     safety: float = Field(1.0, ge=0)
+    shaping: bool = False
+    """Whether rewards come of the potentials of states (reward rows of kind `potential`): dense, and the best policy
+    stays the best. For algorithms that credit turn by turn."""
 
     @property
     def plain(self) -> bool:
         """Whether every turn's return is the plain sum of all rewards."""
-        return self.credit == "episode" and self.gamma == self.cost == self.safety == 1.0
+        return self.credit == "episode" and self.gamma == self.cost == self.safety == 1.0 and not self.shaping
 
 
 class AlgorithmOptions(StrictModel):
@@ -73,8 +76,9 @@ class AlgorithmOptions(StrictModel):
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
     """Larger than `clip_low` is clip-higher."""
-    ratio: Literal["token", "sequence"] = "token"
-    """`sequence` is GSPO's: the geometric mean over a sequence, which wants clips of 3e-4 and 4e-4."""
+    ratio: Literal["token", "sequence", "product"] = "token"
+    """`sequence` is GSPO's: the geometric mean over a sequence, which wants clips of 3e-4 and 4e-4. `product` is that
+    of a sequence as one action, as in TRL's RLOO; it wants `aggregation=sequence` and short sequences."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """`token`: the mean over all loss tokens of a step. `sequence`: the mean over sequences of their means. `fixed`:
     the sum over each sequence divided by `fixed_length`."""
@@ -90,6 +94,15 @@ class AlgorithmOptions(StrictModel):
     def needs_variance(self) -> bool:
         """Whether a group of equal scores teaches nothing, so that the queue drops it."""
         return True
+
+    @model_validator(mode="after")
+    def _shaping_is_seen(self) -> "AlgorithmOptions":
+        if self.returns.shaping and self.returns.credit == "episode" and self.name != "ppo":
+            raise ValueError(
+                f"returns.shaping=true changes nothing for {self.name} with returns.credit=episode: over a whole"
+                " episode its rewards cancel; use ppo, or returns.credit=to_go with rloo or reinforce"
+            )
+        return self
 
 
 T = TypeVar("T", bound=AlgorithmOptions)
@@ -156,13 +169,71 @@ class GigpoConfig(AlgorithmOptions):
         return _refuse_to_go(self)
 
 
+class GaeConfig(StrictModel):
+    """Generalized advantage estimation: how far ahead rewards are believed, and how far the critic."""
+
+    over: Literal["turn", "token", "action"] = "turn"
+    """What a step of time is. `turn`: a turn of the policy, however long. `token`: an action token. `action`: the turns
+    up to and with one that acted on the world, so that one which could not be read is no step of its own. Observation
+    tokens are none in any of them."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per step."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """λ: 0 believes the critic, 1 the rewards."""
+    bootstrap: Literal["environment", "always"] = "environment"
+    """Which episodes are credited with the value of their last state, as if they could go on. `environment`: those that
+    the environment truncated. `always`: also those that a budget of the recipe cut off. Success is measured within
+    the budgets, and the state reached is graded, so that without need this pays for never finishing; if at all, then
+    with `gamma` below 1. Episodes that terminated never are."""
+
+
+class CriticConfig(StrictModel):
+    """What estimates the value of a state."""
+
+    kind: Literal["head", "model"] = "head"
+    """`head`: a linear layer on the policy's last hidden state. `model`: a copy of the base model of its own."""
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of the critic's own weights, without a schedule."""
+    coefficient: float = Field(0.5, gt=0)
+    """Of the value loss. With `head` it is how much the policy's weights are shaped by it."""
+    detach: bool = False
+    """Of `head`: the value loss does not reach the policy's weights."""
+    clip: float = Field(0.2, gt=0)
+    """How far a value may move in a step before its gradient ends, in units of reward; matters from the second of
+    `epochs` on."""
+    epochs: int = Field(1, ge=1)
+    """Optimizer steps of the critic on each batch. The first is together with the policy's; the others train the
+    critic's own weights alone."""
+    warmup: int = Field(0, ge=0)
+    """Batches at the beginning in which only the critic's own weights learn."""
+
+
+class PpoConfig(AlgorithmOptions):
+    """Proximal policy optimization with a critic."""
+
+    name: Literal["ppo"] = "ppo"
+    group_size: int = Field(8, ge=1)
+    """Episodes per group; all share task and environment seed. They are not compared. 1 needs `queue.min_group=1`."""
+    gae: GaeConfig = GaeConfig()
+    critic: CriticConfig = CriticConfig()
+    normalize: bool = True
+    """Whether advantages are made to have mean 0 and deviation 1 over the steps of a batch."""
+
+    @property
+    def needs_variance(self) -> bool:
+        """The critic is the baseline, not the group."""
+        return False
+
+    @model_validator(mode="after")
+    def _time_is_of_gae(self) -> "PpoConfig":
+        if self.returns.credit != "episode" or self.returns.gamma != 1.0:
+            raise ValueError("ppo credits by gae.over and gae.gamma; leave returns.credit and returns.gamma out")
+        if self.returns.shaping and self.gae.over != "turn" and self.gae.gamma != 1.0:
+            raise ValueError("returns.shaping discounts by turns; use gae.over=turn or gae.gamma=1 with it")
+        return self
+
+
 def _refuse_to_go(config: T) -> T:
     if config.returns.credit != "episode":
         raise ValueError(f"{config.name} compares whole episodes; returns.credit=to_go is for rloo and reinforce")
     return config
-
-
-AlgorithmConfig = Annotated[
-    GrpoConfig | RlooConfig | ReinforceConfig | GigpoConfig,
-    Field(discriminator="name"),
-]

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from headrace.platform.config.secret_references import without_password
@@ -104,17 +105,44 @@ def _locate(loc: Sequence[int | str], root: Model, data: Any) -> tuple[list[str]
             node = node.get(element)
             if not last:
                 fields = [model.model_fields.get(str(element)) for model in models]
-                models = [part for field in fields if field for part in parts_of(field.annotation)]
+                models = [part for field in fields if field for part in _chosen(field, node)]
         elif isinstance(node, list | tuple) and isinstance(element, int):
             path.append(str(element))
             node = node[element] if element < len(node) else None
     return path, models
 
 
+def _chosen(field: FieldInfo, node: Any) -> list[Model]:
+    """The models that `field` holds; of several that a key tells apart, the one that the recipe's section names."""
+    parts, tag = parts_of(field.annotation), field.discriminator
+    if not isinstance(tag, str) or not isinstance(node, dict):
+        return parts
+    return [part for part in parts if node.get(tag) in _tags(part, tag)] or parts
+
+
+def _tags(part: Model, tag: str) -> tuple[str, ...]:
+    """The values of `tag` that say that a section is a `part`."""
+    return get_args(part.model_fields[tag].annotation)
+
+
+def _owners(path: Sequence[str], root: Model) -> list[str]:
+    """Where a section may be one of several: those that have the key, as `name: ppo`."""
+    models: list[Model] = [root]
+    tags: list[str] = []
+    for element in path[:-1]:
+        fields = [field for model in models if (field := model.model_fields.get(element))]
+        models = [part for field in fields for part in parts_of(field.annotation)] or models
+        tags = [field.discriminator for field in fields if isinstance(field.discriminator, str)]
+    owners = [model for model in models if path[-1] in model.model_fields]
+    return [f"{tag}: {value}" for tag in tags[:1] for model in owners for value in _tags(model, tag)]
+
+
 def _nearest(path: Sequence[str], models: Sequence[Model], root: Model) -> str:
     """The known key that was meant, most likely: in the same section, else of that name elsewhere."""
     key = path[-1]
     section = "".join(f"{part}." for part in path[:-1])
+    if len(path) > 1 and (owners := _owners(path, root)):
+        return f"it is an option of {' or '.join(owners)}"
     here = sorted({name for model in models for name in model.model_fields} | _FILE_KEYS.get(len(path), set()))
     if close := get_close_matches(key, here, 1, 0.6):
         return f"did you mean {section}{close[0]}?"

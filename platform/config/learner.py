@@ -2,18 +2,44 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from headrace.platform.config.algorithm import AlgorithmConfig, GrpoConfig
+from headrace.platform.config.algorithm import GrpoConfig
+from headrace.platform.config.algorithms import AlgorithmConfig
 from headrace.platform.config.base import StrictModel
+from headrace.platform.config.deepspeed import DeepspeedConfig
+
+
+class LoraConfig(StrictModel):
+    """Train low-rank adapters instead of the weights (`headrace[lora]`); versions are then adapters over the first
+    one."""
+
+    rank: int = Field(0, ge=0)
+    """0 trains all weights."""
+    alpha: int = Field(32, ge=1)
+    """Adapters count alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Last names of the layers that get adapters, such as `q_proj`; none means all linear layers but the output
+    layer."""
+
+
+class EnvironmentLossConfig(StrictModel):
+    """Learn to predict what the environment answers, beside what to do."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """Of the mean cross entropy, in nats, over the tokens that the step's tools have sent; the chat template's own, and
+    what users say, never count. 0 computes none."""
 
 
 class LearnerConfig(StrictModel):
     """The optimizer, the batch, and how often weights are published and checkpointed."""
 
-    backend: Literal["torch"] = "torch"
+    backend: Literal["torch", "deepspeed"] = "torch"
+    """`torch`: one process. `deepspeed`: `ranks` processes that share gradients, and state by ZeRO stages."""
     ranks: int = Field(1, ge=1)
     """Processes of the learner; the torch backend has one."""
+    deepspeed: DeepspeedConfig = DeepspeedConfig()
+    """Of the deepspeed backend."""
     algorithm: AlgorithmConfig = GrpoConfig()
     """Scores to gradients; without a `name` it is grpo."""
     lr: float = Field(1e-3, gt=0)
@@ -21,6 +47,10 @@ class LearnerConfig(StrictModel):
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(5, ge=0)
     """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up: stays, or goes down to `lr_end` of itself at the last of `steps`."""
+    lr_end: float = Field(0.0, ge=0, le=1)
+    """Share of `lr` that the last step has, where the schedule goes down."""
     clip_grad: float = Field(1.0, gt=0)
     """Largest gradient norm."""
     steps: int = Field(60, ge=1)
@@ -47,8 +77,32 @@ class LearnerConfig(StrictModel):
     gap_limit: float = Field(0.01, gt=0)
     """How far apart engine and learner may find the logprobs of tokens of the same weights, mean in nats, before an
     alarm names the replica. Rounding is about 1e-5 in float32 and 1e-2 in bfloat16."""
+    environment_loss: EnvironmentLossConfig = EnvironmentLossConfig()
+    lora: LoraConfig = LoraConfig()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the decoder computes in. Weights, gradients, optimizer, logits and losses are float32 in both. With bfloat16
+    `gap_limit` wants to be about 0.05."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes. `auto`: the GPU that Ray or CUDA_VISIBLE_DEVICES gives its process, else the CPU."""
+    gradient_checkpointing: bool = False
+    """Compute each layer a second time for its gradient instead of keeping what it computed: less memory per token,
+    about a third more time. Losses and gradients are the same."""
     threads: int = Field(1, ge=1)
     """CPU threads for tensor work."""
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the learner waits for a batch or for its ranks, whichever is longer."""
+        return max(self.batch_deadline_s, self.deepspeed.deadline_s if self.backend == "deepspeed" else 0.0)
+
+    @model_validator(mode="after")
+    def _schedule_has_room(self) -> "LearnerConfig":
+        if self.schedule != "constant" and self.warmup >= self.steps:
+            raise ValueError(
+                f"schedule={self.schedule} has no step after a warmup of {self.warmup} in steps={self.steps};"
+                " warm up for fewer steps, or set schedule=constant"
+            )
+        return self
 
     @field_validator("algorithm", mode="before")
     @classmethod

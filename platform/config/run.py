@@ -119,6 +119,19 @@ class RunConfig(StrictModel):
                 "runtime.kind=inprocess plays with the torch engine, token by token; serving.engine=vllm needs"
                 " runtime.kind=ray"
             )
+        lora = self.learner.lora.rank
+        if serving.engine == "vllm" and bool(lora) != bool(serving.vllm.adapters):
+            raise ValueError(
+                f"learner.lora.rank={lora} and serving.vllm.adapters={serving.vllm.adapters}: vLLM holds adapters where"
+                " the learner trains them, and whole weights where it trains those; set both"
+                " (learner.lora.rank=16 serving.vllm.adapters=4) or neither"
+            )
+        if serving.engine == "vllm" and lora > serving.vllm.max_lora_rank:
+            raise ValueError(
+                f"learner.lora.rank={lora} is more than serving.vllm.max_lora_rank={serving.vllm.max_lora_rank}"
+            )
+        if serving.transport == "nccl" and lora:
+            raise ValueError("serving.transport=nccl sends whole weights; learner.lora needs serving.transport=file")
         if serving.transport == "nccl" and serving.engine != "vllm":
             raise ValueError("serving.transport=nccl needs serving.engine=vllm; the torch engine takes files")
 

@@ -37,6 +37,7 @@ from headrace.platform.contracts.inference import (
 )
 from headrace.platform.contracts.learning import (
     Algorithm,
+    AlgorithmNeeds,
     LearnerBackend,
     ScoredEpisode,
 )
@@ -53,6 +54,7 @@ from headrace.platform.contracts.worlds import (
 
 __all__ = [
     "Algorithm",
+    "AlgorithmNeeds",
     "Answered",
     "Asked",
     "AskedSampling",

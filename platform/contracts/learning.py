@@ -19,17 +19,39 @@ class ScoredEpisode(msgspec.Struct, frozen=True, gc=False):
     rewards: tuple[RewardRow, ...] = ()
 
 
+class AlgorithmNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What an algorithm must be given besides episodes, scores and logprobs; each costs something, so nothing is made
+    in vain. `rewards`: the reward rows of `ScoredEpisode`. `reference`: logprobs under the frozen weights that the run
+    began with. `entropy`: that of the learner's distribution at each loss token. `values`: a
+    critic's, of every state."""
+
+    rewards: bool = False
+    reference: bool = False
+    entropy: bool = False
+    values: bool = False
+
+
 class Algorithm(Protocol):
     """Credit: from a group of scored episodes to one advantage per policy turn, and the loss that uses them."""
 
     name: str
     needs_variance: bool
+    needs: AlgorithmNeeds
 
     def advantages(self, group: Sequence[ScoredEpisode]) -> Sequence[Sequence[float]]:
         """For each episode, one advantage per policy turn. Raises ValueError for unequal seeds in a group."""
 
     def loss(self, logprobs: Any, batch: Any) -> Any:
         """A scalar loss and its statistics, from learner logprobs and a batch (see trainer/batch.py)."""
+
+    def observe(self, batch: Sequence[Sequence[ScoredEpisode]]) -> None:
+        """Take note of the groups of a batch that was just trained; `advantages` must not change anything itself."""
+
+    def state(self) -> Mapping[str, float]:
+        """What `observe` has made, for a checkpoint; empty where it makes nothing."""
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Take up what `state` returned."""
 
 
 class LearnerBackend(Protocol):

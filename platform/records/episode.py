@@ -7,7 +7,7 @@ import msgspec
 from headrace.platform.records.ids import AttemptId
 from headrace.platform.records.message import Cost, Task
 from headrace.platform.records.permissions import UNSAID, Safety
-from headrace.platform.records.status import FaultOwner, Purpose, Status, StopReason, UpdateMode
+from headrace.platform.records.status import FaultOwner, Purpose, Role, Status, StopReason, UpdateMode
 from headrace.platform.records.turn import Turn, View
 from headrace.platform.records.versions import VersionRef
 
@@ -75,6 +75,9 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     `terminated` and `truncated` are never both set. `fault_owner` is NONE for an episode whose reward may be used.
     Rewards and fates are not here: they are side tables that grow after the episode is written.
 
+    `parent_episode` and `branch_step` say where it branched off, if it did: its first turns are that episode's, masks,
+    versions and all (`inherited_turns`), and `cost` holds them too, as a grader needs it.
+
     `pool` names the environment host, empty where the world was played in the worker. `external` is the cassette: what
     the world asked of services outside it, by step ("0" is the reset), so that a replay need not ask again.
 
@@ -130,6 +133,17 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     def dispatch_sequence(self) -> int:
         """The dense group number of P10."""
         return self.attempt_id.group
+
+    @property
+    def inherited_turns(self) -> int:
+        """How many turns at its beginning are its parent's: sampled there, and only done again here. 0 for an episode
+        that branches off none, and for one whose world did not come to the step that it was to begin from."""
+        if self.branch_step is None:
+            return 0
+        if self.branch_step == 0:
+            return min(1, len(self.turns))
+        sampled = [index for index, turn in enumerate(self.turns) if turn.role is Role.ASSISTANT]
+        return sampled[self.branch_step - 1] + 2 if len(sampled) >= self.branch_step else 0
 
     @property
     def oldest_version(self) -> int | None:

@@ -111,13 +111,20 @@ class Capability(StrEnum):
 
 
 class RewardKind(StrEnum):
-    """The components of a reward (outcome, format, cost and process, as in agentic-RL practice, and safety)."""
+    """The components of a reward (outcome, format, cost and process, as in agentic-RL practice, and safety); and the
+    potential of the state that a step led to, which is no reward: `returns.shaping` makes rewards of it."""
 
     OUTCOME = "outcome"
     FORMAT = "format"
     COST = "cost"
     PROCESS = "process"
     SAFETY = "safety"
+    POTENTIAL = "potential"
+
+    @property
+    def is_reward(self) -> bool:
+        """Whether it counts for the score."""
+        return self is not RewardKind.POTENTIAL
 
 
 class UpdateMode(StrEnum):

@@ -1,5 +1,6 @@
 """The side tables of an episode: rewards, fates and training receipts. Rows are added, never changed."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -32,6 +33,15 @@ class RewardRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
             raise ValueError("a reward row has a value exactly when it is valid: failure is never a reward")
 
 
+def score_of(rows: Iterable[RewardRow]) -> float | None:
+    """The sum of an episode's rewards, None when there are none or any is invalid: failure is never a reward, and
+    neither is silence."""
+    rewards = [row for row in rows if row.kind.is_reward]
+    if not rewards or any(not row.valid for row in rewards):
+        return None
+    return float(sum(row.value or 0.0 for row in rewards))
+
+
 class FateRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What became of one attempt (P3), and under which version it was decided."""
 
@@ -46,6 +56,7 @@ class LossMaskReason(StrEnum):
     """Why an action token does not enter the loss; the action mask itself is never changed."""
 
     LAG = "lag"
+    INHERITED = "inherited"
     AGENT = "agent"
     OVERLONG = "overlong"
 
@@ -62,7 +73,8 @@ class MaskedSpan(msgspec.Struct, frozen=True, gc=False):
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How one episode was trained on: stored by the learner beside the version that came of it.
 
-    `advantages` has one value per policy turn; `ratio_mean` is over the tokens that entered the loss.
+    `advantages` has one value per policy turn; `ratio_mean` is over the tokens that entered the loss. `step` is the
+    learner step, from 1; 0 in receipts that are older than the column.
     """
 
     schema_version: int = msgspec.field(default_factory=lambda: 1)
@@ -74,3 +86,4 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     ratio_mean: float = 1.0
     clip_share: float = 0.0
     lag: int = 0
+    step: int = 0

@@ -4,6 +4,11 @@ import msgspec
 
 from headrace.platform.records.delivery import ChainGroup
 
+FULL, ADAPTER = "full", "adapter"
+"""Kinds of versions: whole weights, or LoRA adapters over a version that holds whole ones."""
+ADAPTER_CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+"""What an adapter's folder holds, in peft's format."""
+
 
 class VersionRef(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
     """A committed policy version.
@@ -36,7 +41,8 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     `batches` is B(w) of P14: learner batches applied along this version's lineage. `consumed` names every attempt
     that the commit consumed with its fate, and `episode_files` the stored files that hold their payloads; `groups`
-    says what a ledger that lost them must know to deliver those attempts once more.
+    says what a ledger that lost them must know to deliver those attempts once more. `kind` is FULL or ADAPTER; an
+    adapter's `ref` has the content hash of its base.
     """
 
     schema_version: int = msgspec.field(default_factory=lambda: 2)

@@ -6,7 +6,7 @@ is left out and counted; a line of a schema that this build does not know is ref
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -59,9 +59,10 @@ class SideTable(Generic[Row]):
         """
         self.torn_lines = 0
         files = line_files(self._fs, f"{self._folder}/*.jsonl")
-        return [row for file, data in read_files(self._fs, files) for row in self._read(file, data)]
+        return [row for file, data in read_files(self._fs, files) for row in self.parsed(file, data)]
 
-    def _read(self, file: str, data: bytes) -> Iterator[Row]:
+    def parsed(self, file: str, data: bytes) -> Iterator[Row]:
+        """The rows of whole lines `data`, which stood in `file`. Counts torn ones and raises as `rows` does."""
         for number, line in enumerate(data.split(b"\n"), start=1):
             if not line:
                 continue
@@ -98,14 +99,7 @@ class RewardTable(SideTable[RewardRow]):
 
     def by_episode(self) -> dict[str, list[RewardRow]]:
         """The rows that count: all that a grader gave at a place when it was last written, unless superseded."""
-        latest: dict[_Place, list[RewardRow]] = defaultdict(list)
-        replaced: set[_Place] = set()
-        for row in self.rows():
-            place = _place(row)
-            latest[(*place, row.grader_version)][row.number :] = [row]
-            if row.supersedes:
-                replaced.add((*place, row.supersedes))
-        return _grouped([row for key, rows in latest.items() if key not in replaced for row in rows])
+        return _grouped(counting_rows(self.rows()))
 
 
 class FateTable(SideTable[FateRow]):
@@ -128,6 +122,19 @@ class ReceiptTable(SideTable[Receipt]):
     def by_episode(self) -> dict[str, list[Receipt]]:
         """Every receipt; several where a rollback made the learner train on an episode again."""
         return _grouped(self.rows())
+
+
+def counting_rows(rows: Iterable[RewardRow]) -> list[RewardRow]:
+    """Of rows in the order written those that count: all that a grader gave at a place when it was last written, unless
+    superseded."""
+    latest: dict[_Place, list[RewardRow]] = defaultdict(list)
+    replaced: set[_Place] = set()
+    for row in rows:
+        place = _place(row)
+        latest[(*place, row.grader_version)][row.number :] = [row]
+        if row.supersedes:
+            replaced.add((*place, row.supersedes))
+    return [row for key, some in latest.items() if key not in replaced for row in some]
 
 
 def _place(row: RewardRow) -> _Place:

@@ -216,7 +216,8 @@ async def play(
     """Play, and check what holds for every episode whatever happened in it."""
     played = await play_episode(plan or make_plan(), environment, renderer or CharRenderer(), engine, scorer)
     episode = played.episode
-    unrewarded = not played.rewards or any(not row.valid for row in played.rewards)
+    rewards = [row for row in played.rewards if row.kind.is_reward]
+    unrewarded = not rewards or any(not row.valid for row in rewards)
     assert (played.score is None) == (episode.fault_owner != "none" or unrewarded)
     assert (played.score is None) == bool(played.cause)
     assert np.all([np.all(turn.action_mask <= (turn.role == Role.ASSISTANT)) for turn in episode.turns])

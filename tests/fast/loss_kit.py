@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.platform.records import f32, i32
 from headrace.trainer.aggregation import LossColumns
+from headrace.trainer.samples import Sample
 
 
 def columns(
@@ -32,6 +35,25 @@ def columns(
         proximal_logprobs=None if proximal is None else flat(proximal),
         entropy=entropy,
     )
+
+
+def samples_of(lengths: Sequence[int], lags: Sequence[int]) -> list[Sample]:
+    """Samples of nothing but loss tokens, an episode each."""
+    return [
+        Sample(
+            episode_id=f"run.t0.{n}.0",
+            agent_id="",
+            segment=0,
+            lag=lag,
+            token_ids=i32([1] * length),
+            action_mask=np.ones(length, np.uint8),
+            loss_mask=np.ones(length, np.uint8),
+            behaviour_logprobs=f32([0.0] * length),
+            advantages=f32([0.0] * length),
+            temperatures=f32([1.0] * length),
+        )
+        for n, (length, lag) in enumerate(zip(lengths, lags, strict=True))
+    ]
 
 
 def flat(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -4,9 +4,17 @@ import math
 
 import msgspec
 import pytest
-from learner_kit import World
+from learner_kit import World, tiny_backend
 
-from headrace.platform.config import GigpoConfig, GrpoConfig, ReinforceConfig, RlooConfig, TinyLlamaConfig
+from headrace.platform.config import (
+    BranchConfig,
+    GigpoConfig,
+    GrpoConfig,
+    PpoConfig,
+    ReinforceConfig,
+    RlooConfig,
+    TinyLlamaConfig,
+)
 from headrace.platform.contracts import ScoredEpisode
 from headrace.platform.records import AttemptId, Role
 from headrace.platform.records.message import HashPair
@@ -31,6 +39,9 @@ CONFIGS = {
     "reinforce_running": ReinforceConfig(baseline="running", group_size=1),
     "reinforce_none": ReinforceConfig(baseline="none"),
     "gigpo": GigpoConfig(),
+    "branch": BranchConfig(),
+    "ppo": PpoConfig(),
+    "ppo_token": PpoConfig(group_size=1, gae={"over": "token"}),
 }
 FACTORIES = {"fake": FakeAlgorithm, **{n: lambda c=c: build_algorithm(c) for n, c in CONFIGS.items()}}
 
@@ -92,6 +103,43 @@ def test_rloo_turn_by_turn_by_hand():
     group = [msgspec.structs.replace(one, rewards=r) for one, r in zip(group, rows, strict=True)]
     algorithm = build_algorithm(RlooConfig(returns={"credit": "to_go", "gamma": 0.5}))
     assert algorithm.advantages(group) == [[1.0, 1.0], [-1.0]]
+
+
+async def test_the_running_mean_learns_from_each_batch_and_is_in_the_checkpoint(tmp_path):
+    """Scores 1 and 0: at first a baseline of 0, then of 1/2; whoever resumes goes on with it."""
+    world = World(tmp_path, checkpoint_every=1, limits={"drop_zero_variance": False})
+    config = ReinforceConfig(baseline="running")
+    learner = world.learner(tiny_backend(world.config), build_algorithm(config))
+    await learner.start()
+    await world.play(2, version=0)
+    await learner.step()
+    await learner.close()
+    again = world.learner(tiny_backend(world.config), build_algorithm(config))
+    await again.start(takeover=True)
+    await world.play(2, version=1)
+    await again.step()
+    assert [receipt.advantages[0] for receipt in world.receipts] == [1.0, 0.0, 1.0, 0.0, 0.5, -0.5, 0.5, -0.5]
+
+
+async def test_reward_rows_reach_the_algorithm_that_asks_for_them(tmp_path):
+    """A cost of 1/4 for the better member, counted four times: nothing is left of its advantage."""
+    asked = []
+
+    async def read_rewards(episode_ids):
+        asked.extend(episode_ids)
+        rows = {name: [RewardRow(episode_id=name, kind=RewardKind.OUTCOME, value=0.0)] for name in episode_ids}
+        better = next(name for name in episode_ids if name.endswith(".0.0"))
+        costly = RewardRow(episode_id=better, kind=RewardKind.COST, value=-0.25)
+        return {**rows, better: [RewardRow(episode_id=better, kind=RewardKind.OUTCOME, value=1.0), costly]}
+
+    world = World(tmp_path, batch_groups=1)
+    algorithm = build_algorithm(RlooConfig(returns={"cost": 4.0}))
+    learner = world.learner(tiny_backend(world.config), algorithm, read_rewards=read_rewards)
+    await learner.start()
+    await world.play(1, version=0)
+    await learner.step()
+    assert [receipt.advantages for receipt in world.receipts] == [(0.0, 0.0), (0.0, 0.0)]
+    assert sorted(asked) == ["test-run.t0.0.0", "test-run.t0.1.0"]
 
 
 def test_terms_without_rows_are_refused():

@@ -1,4 +1,4 @@
-"""Off-policy corrections and the health of weights, by hand."""
+"""Off-policy corrections, by hand."""
 
 import math
 
@@ -10,12 +10,10 @@ from headrace.platform.config import GrpoConfig
 from headrace.trainer.algorithms import Grpo
 from headrace.trainer.corrections import (
     clipped_surrogate,
-    effective_share,
     kept_sequences,
     sequence_log_ratio,
     sequence_weights,
     token_weights,
-    weight_health,
 )
 
 ROW = torch.tensor([0, 0, 1])
@@ -60,37 +58,6 @@ def test_the_sequence_ratio_is_the_geometric_mean_with_the_tokens_gradient():
     assert sequence.tolist() == pytest.approx([0.5, 0.5, 4.0])
     sequence.sum().backward()
     assert ratios.grad.tolist() == pytest.approx([0.5, 0.5, 4.0])
-
-
-def test_effective_share_by_hand():
-    """Weights 1 1 2: 16 / 6 of 3. One that outweighs all: 1 of 4. Huge ones stay finite."""
-    assert effective_share(logs(1.0, 1.0, 2.0)) == pytest.approx(16 / 18)
-    assert effective_share(torch.tensor([500.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
-    assert effective_share(torch.zeros(0)) == 1.0
-
-
-def test_fresh_tokens_give_no_warning():
-    health = weight_health(torch.zeros(100), torch.arange(100) // 10)
-    assert (health.tokens, health.sequences, health.token_share, health.sequence_share) == (100, 10, 1.0, 1.0)
-    assert health.warning == ""
-
-
-@pytest.mark.parametrize(
-    ("ratios", "row", "words"),
-    [
-        ([6.0, -1.0], [0, 1], "a token's log ratio is 6.0 nats"),
-        ([3.0] + [0.0] * 99, list(range(100)), "100 tokens weigh as much as 28."),
-        ([0.5] * 10 + [0.0] * 190, [n // 10 for n in range(200)], "20 sequences weigh as much as 1.3"),
-    ],
-)
-def test_a_warning_says_what_is_about_to_explode(ratios, row, words):
-    warning = weight_health(torch.tensor(ratios), torch.tensor(row)).warning
-    assert warning.startswith("importance weights are about to explode: ")
-    assert words in warning
-
-
-def test_rows_of_a_batch_need_not_be_dense():
-    assert weight_health(torch.zeros(3), torch.tensor([4, 4, 9])).sequences == 2
 
 
 def decoupled(**options) -> Grpo:

@@ -295,6 +295,20 @@ async def test_rewards_belong_to_the_turn_that_earned_them():
     assert played.score == pytest.approx(1.1)
 
 
+async def test_a_potential_is_no_reward():
+    """It is stored as it was stated, and is no part of the score; alone it is silence, or failure at a budget's end."""
+    potential = (RewardComponent(RewardKind.POTENTIAL, 0.75),)
+    answers = iter([goes_on(rewards=potential), ends(1.0)])
+    played = await play(World(lambda _: next(answers)), says(DONE))
+    assert [(row.kind, row.value, row.turn) for row in played.rewards] == [("potential", 0.75, 1), ("outcome", 1.0, 3)]
+    assert played.score == 1.0
+    silent = await play(World(lambda _: over(rewards=potential)), says(DONE))
+    assert (silent.score, silent.cause) == (None, "world gave no reward, and no scorer grades it")
+    spent = make_plan(budgets=Budgets(max_turns=1))
+    cut = await play(World(lambda _: goes_on(rewards=potential)), says(DONE), plan=spent)
+    assert (cut.episode.truncated, cut.score) == (True, 0.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 async def test_a_reward_that_is_not_finite_is_not_a_reward(value):
     played = await play(World(lambda _: ends(value)), says(DONE))

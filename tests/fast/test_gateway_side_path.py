@@ -36,7 +36,10 @@ STEPS = {
     "deploy/runtime_inprocess.py": "the learner's",
     "deploy/train.py": "the learner's",
     "trainer/learner_actor.py": "the learner's",
+    "trainer/one_step.py": "the learner's",
     "trainer/backends/torch.py": "an optimizer's",
+    "trainer/backends/deepspeed.py": "an optimizer's",
+    "trainer/critic.py": "an optimizer's",
     "trainer/sft.py": "an optimizer's",
 }
 # Who may make a session that is not guarded.

@@ -128,6 +128,24 @@ class TestAnEpisode:
         assert all(turn["state_hash"] for turn in actions)
         assert actions[0]["tool_calls"] and facts["turns"][0]["observation_hash"]
 
+    def test_the_receipt_says_how_it_was_trained(self, run, show):
+        _, root = run
+        episode = with_tools(trained(root))
+        receipt: Receipt = ReceiptTable(root.url).by_episode()[episode.episode_id][0]
+        facts = show("inspect", episode.episode_id)["training"]
+        assert facts["trained"] and (facts["version"], facts["step"]) == (receipt.version, receipt.step)
+        assert facts["step"] >= 1 and facts["lag"] == receipt.lag and facts["advantages"] == list(receipt.advantages)
+        assert facts["loss_tokens"] == facts["action_tokens"] > 0 and facts["unaccounted"] == 0
+        evaluated = show("inspect", with_tools(stored(root), Purpose.EVAL).episode_id)["training"]
+        assert not evaluated["trained"] and "purpose train" in evaluated["why"]
+
+    def test_the_text_says_why_it_was_not_trained(self, run, monkeypatch, capsys):
+        monkeypatch.setenv("COLUMNS", "200")
+        _, root = run
+        evaluated = with_tools(stored(root), Purpose.EVAL)
+        assert call_main(monkeypatch, "inspect", root.url, evaluated.episode_id) == 0
+        assert "not trained        it was played for eval" in capsys.readouterr().out
+
     def test_text_shows_every_turn(self, run, monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "200")
         _, root = run
@@ -135,6 +153,7 @@ class TestAnEpisode:
         assert call_main(monkeypatch, "inspect", root.url, episode.episode_id) == 0
         out = capsys.readouterr().out
         assert all(f"turn {index} {turn.role}" in out for index, turn in enumerate(episode.turns))
+        assert "learner step" in out and "sampled tokens" in out and "advantages" in out
         assert "trained" in out and "reward outcome" in out and episode.final_state_hash in out
 
     def test_words_are_shown_where_a_tokenizer_is_left(self, run, show):

@@ -46,7 +46,7 @@ async def test_checkpoints_settle_and_old_weights_are_removed(tmp_path):
         await learner.step()
     state, files = world.checkpoints.latest_complete()
     assert (state.version, state.batches, state.steps, state.dispatch_sequence) == (3, 3, 3, 6)
-    assert set(files) == {"config.json", "model.safetensors", "state.json"}
+    assert set(files) == {"config.json", "model.safetensors", "state.json", "algorithm.json"}
     assert (await world.ledger.stats()).groups_consumed == 2
     for version, kept in [(0, True), (1, False), (2, False), (3, True), (4, True)]:
         if kept:

@@ -8,8 +8,9 @@ import torch
 from loss_kit import columns
 
 from headrace.platform.config import GigpoConfig, GrpoConfig, ReinforceConfig, RlooConfig
+from headrace.platform.contracts import AlgorithmNeeds
 from headrace.platform.records import f32, i32
-from headrace.trainer.aggregation import LossNeeds, from_here_on, step_sequences, with_columns
+from headrace.trainer.aggregation import from_here_on, step_sequences, with_columns
 from headrace.trainer.algorithms import Grpo, build_algorithm
 from headrace.trainer.algorithms.divergence import estimate
 from headrace.trainer.batch import LossTokens, pack
@@ -195,11 +196,10 @@ def test_gspo_by_hand():
 
 
 def test_a_loss_says_what_it_needs():
-    assert Grpo(GrpoConfig()).needs == LossNeeds()
+    assert Grpo(GrpoConfig()).needs == AlgorithmNeeds()
     kl = {"coefficient": 0.1}
-    assert Grpo(GrpoConfig(aggregation="fixed", kl=kl, entropy=0.1)).needs == LossNeeds(
-        sequences=True, reference=True, entropy=True
-    )
+    needs = Grpo(GrpoConfig(aggregation="fixed", kl=kl, entropy=0.1, returns={"cost": 0.5})).needs
+    assert needs == AlgorithmNeeds(rewards=True, reference=True, entropy=True)
 
 
 @pytest.mark.parametrize(

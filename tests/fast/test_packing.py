@@ -114,7 +114,7 @@ def gradients(model, kind: str, given, microbatch_tokens: int = 10_000):
     forward, algorithm, loss = TokenLogprobs(model, packed=True), Grpo(GrpoConfig()), 0.0
     model.zero_grad()
     for micro in batches(kind, given, microbatch_tokens):
-        output = algorithm.loss(forward.of(micro, micro.loss_mask), micro.loss_tokens(step_tokens(given)))
+        output = algorithm.loss(forward.of(micro, micro.loss_mask).logprobs, micro.loss_tokens(step_tokens(given)))
         output.loss.backward()
         loss += float(output.loss.detach())
     return loss, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]

@@ -1,5 +1,6 @@
 """Returns over turns and tokens, their terms, and where rewards belong."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from headrace.platform.config.algorithm import ReturnsConfig
 from headrace.platform.contracts import ScoredEpisode
 from headrace.platform.records import Role, f32
 from headrace.platform.records.status import RewardKind
-from headrace.platform.records.tables import RewardRow
+from headrace.platform.records.tables import RewardRow, score_of
 from headrace.platform.testing.episodes import make_episode, plain_turn, policy_turn
 from headrace.trainer.credit import place_rewards
 from headrace.trainer.returns import discounted, return_terms, returns_by_turn, rewards_by_turn, token_returns
@@ -62,6 +63,29 @@ def test_the_terms_are_kept_apart():
     terms = return_terms(EPISODE, ROWS)
     assert (terms.task, terms.cost, terms.safety) == (1.5, -0.5, -2.0)
     assert terms.process.tolist() == [0.125, 1.0]
+
+
+def test_potentials_are_no_rewards_unless_shaping_asks_for_them():
+    """Potentials 2 and 4 after the two turns, gamma 1/2: turns earn 1/2 * 2 - 0 and, at the end, 0 - 2 besides; the
+    second one's -2 is -1 at the first. A turn without a row leaves the state as it was."""
+    said = row(RewardKind.POTENTIAL, 2.0, turn=1), row(RewardKind.POTENTIAL, 4.0, turn=3)
+    plain = ReturnsConfig(credit="to_go", gamma=0.5)
+    shaped = plain.model_copy(update={"shaping": True})
+    known = returns_by_turn(MEMBER, plain)
+    member = msgspec.structs.replace(MEMBER, rewards=(*ROWS, *said))
+    assert returns_by_turn(member, plain).tolist() == known.tolist()
+    assert (returns_by_turn(member, shaped) - known).tolist() == [1.0 - 1.0, -2.0]
+    once = msgspec.structs.replace(MEMBER, rewards=(*ROWS, said[0]))
+    assert (returns_by_turn(once, shaped) - known).tolist() == [1.0 - 1.0, -2.0]
+    assert score_of(member.rewards) == score_of(MEMBER.rewards)
+    assert score_of(said) is None
+
+
+def test_a_potential_that_is_not_valid_matters_to_shaping_alone():
+    member = msgspec.structs.replace(MEMBER, rewards=(*ROWS, row(RewardKind.POTENTIAL, None, turn=1)))
+    assert returns_by_turn(member, ReturnsConfig(cost=2.0)).tolist()
+    with pytest.raises(ValueError, match=r"a potential reward of .* is not valid"):
+        returns_by_turn(member, ReturnsConfig(credit="to_go", shaping=True))
 
 
 def test_the_decomposition_by_hand():

@@ -23,3 +23,24 @@ def test_it_surpasses_its_demonstrator(tmp_path: Path, lookup_model: Path) -> No
     assert summary["gap_alarms"] == {}, "engine and learner find the same logprobs"
     episode = next(EpisodeStore(summary["root"]).iterate())
     assert all("vllm" in turn.engine_build for turn in episode.turns if turn.is_action)
+
+
+def test_adapters_are_served_beside_each_other(tmp_path: Path, lookup_model: Path) -> None:
+    """LoRA: sticky episodes need no drain (P22), and engine and learner find the same logprobs."""
+    given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null", f"runs_dir={tmp_path / 'runs'}")
+    lora = ("serving.engine=vllm", "serving.vllm.adapters=4", "serving.drain=forbidden", "learner.lora.rank=8")
+    code, out, err = run(
+        tmp_path, "train", "lookup", *given, *lora, "learner.steps=3", "eval.tasks=16", "--json", timeout_s=840
+    )
+    assert code == 0, err[-3000:]
+    summary = last_json(out)
+    assert summary["equation_holds"] and summary["restarts"] == {} and summary["version"] == 3
+    assert summary["gap_alarms"] == {}
+    sampled = {
+        span.version
+        for episode in EpisodeStore(summary["root"]).iterate()
+        for turn in episode.turns
+        for span in turn.version_spans
+    }
+    bases = {version.base_hash for version in sampled if version.number > 0}
+    assert len(bases) == 1 and "" not in bases

@@ -14,9 +14,12 @@ import pytest
 
 LONGEST = (
     "fast/test_inprocess.py",
+    "fast/test_replay_step.py",
     "fast/test_ranks.py",
     "fast/test_recipes.py",
     "real/test_ray_restarts.py",
+    "real/test_ray_ranks.py",
+    "real/test_deepspeed.py",
     "real/test_ray_update_modes.py",
     "real/test_vllm_engine.py",
     "real/test_s3_root.py",
@@ -33,7 +36,9 @@ LONGEST = (
     "heavy/test_lookup_seeds.py",
     "heavy/test_examples.py",
     "heavy/test_lookup_vllm.py",
+    "heavy/test_lookup_deepspeed.py",
     "heavy/test_openenv_trains.py",
+    "heavy/test_lookup_ppo.py",
 )
 """Begun in this order, before all others; one that is missing here costs time at the end of its tier, no more."""
 

@@ -21,6 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.config.serving import VllmConfig
 from headrace.platform.errors import DeadlineExceeded, EngineDead, EngineError, VersionUnavailable
 from headrace.platform.records.generation import Generation, GenerationRequest, SamplingParams
@@ -29,6 +30,7 @@ from headrace.platform.records.versions import VersionManifest, VersionRef
 from headrace.platform.testing.conformance.engine import ENGINE_SUITE, EngineContext
 from headrace.serving.vllm_engine import VllmEngine
 from headrace.serving.vllm_weights import FileWeights, Rpc
+from headrace.trainer.backends.torch import TorchBackend
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -455,3 +457,25 @@ async def test_closing_ends_everything(lora):
     await lora.close()
     assert [type(each) for each in await asyncio.gather(*calls, return_exceptions=True)] == [EngineDead] * 5
     assert not any(process.is_running() for process in family)
+
+
+async def test_an_adapter_as_the_learner_publishes_it_is_served(lora, folders, tmp_path):
+    """In every linear layer; what vLLM samples from is what the learner computes."""
+    config = LearnerConfig(lora={"rank": 8, "alpha": 16})
+    learner = TorchBackend(folders[0], config)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0.0, 0.1)
+    for name, data in learner.weights().items():
+        (tmp_path / name).write_bytes(data)
+    await lora.load_base(manifest(0), folders[0])
+    assert lora.base_hash == "hash-0"
+    await lora.load(adapter(4), str(tmp_path))
+    asked = request("a", LONG, 4)
+    got = await lora.generate(asked)
+    assert differences(learner.model, asked, got).max() <= 1e-3
+    assert differences(model_in(folders[0]), asked, got).max() > 1e-2
+    with pytest.raises(EngineError, match="another base"):
+        await lora.load_base(manifest(1), folders[1])

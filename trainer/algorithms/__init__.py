@@ -3,23 +3,29 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.platform.config.algorithm import AlgorithmConfig
+from headrace.platform.config.algorithms import AlgorithmConfig
+from headrace.trainer.algorithms.branch import Branch
 from headrace.trainer.algorithms.gigpo import Gigpo
 from headrace.trainer.algorithms.grpo import Grpo
+from headrace.trainer.algorithms.ppo import Ppo
 from headrace.trainer.algorithms.reinforce import Reinforce
 from headrace.trainer.algorithms.rloo import Rloo
 
-ALGORITHMS: dict[str, Callable[[Any], Grpo | Rloo | Reinforce | Gigpo]] = {
+AnyAlgorithm = Grpo | Rloo | Reinforce | Ppo | Gigpo | Branch
+
+ALGORITHMS: dict[str, Callable[[Any], AnyAlgorithm]] = {
     "grpo": Grpo,
     "rloo": Rloo,
     "reinforce": Reinforce,
+    "ppo": Ppo,
     "gigpo": Gigpo,
+    "branch": Branch,
 }
 
 
-def build_algorithm(config: AlgorithmConfig) -> Grpo | Rloo | Reinforce | Gigpo:
+def build_algorithm(config: AlgorithmConfig) -> AnyAlgorithm:
     """The algorithm that `config` describes."""
     return ALGORITHMS[config.name](config)
 
 
-__all__ = ["ALGORITHMS", "Gigpo", "Grpo", "Reinforce", "Rloo", "build_algorithm"]
+__all__ = ["ALGORITHMS", "AnyAlgorithm", "Branch", "Gigpo", "Grpo", "Ppo", "Reinforce", "Rloo", "build_algorithm"]

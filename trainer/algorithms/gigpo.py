@@ -11,30 +11,27 @@ surrogate.py.
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
-from torch import Tensor
 
 from headrace.platform.config.algorithm import GigpoConfig
 from headrace.platform.contracts import ScoredEpisode
 from headrace.platform.records.episode import Episode
 from headrace.trainer.algorithms.baselines import relative
 from headrace.trainer.algorithms.comparable import check_comparable
-from headrace.trainer.algorithms.surrogate import PolicyLoss
-from headrace.trainer.batch import LossOutput, LossTokens
+from headrace.trainer.algorithms.surrogate import PolicyGradient
 from headrace.trainer.credit import policy_turns
 from headrace.trainer.returns import discounted, returns_by_turn, rewards_by_turn
 
 
-class Gigpo:
+class Gigpo(PolicyGradient[GigpoConfig]):
     """See the module. Stateless."""
 
     name = "gigpo"
-    needs_variance = True
 
     def __init__(self, config: GigpoConfig) -> None:
-        self._config = config
-        self._loss = PolicyLoss(config)
-        self.needs = self._loss.needs
+        super().__init__(config)
+        self.needs = msgspec.structs.replace(self.needs, rewards=True)
 
     def advantages(self, group: Sequence[ScoredEpisode]) -> list[list[float]]:
         """For each episode one advantage per policy turn.
@@ -54,10 +51,6 @@ class Gigpo:
             for (i, t), advantage in zip(places, among, strict=True):
                 credit[i][t] += self._config.step_weight * float(advantage)
         return credit
-
-    def loss(self, logprobs: Tensor, batch: LossTokens) -> LossOutput:
-        """See `PolicyLoss`: learner logprobs f32[N] of the tokens of `batch` to this microbatch's share of the loss."""
-        return self._loss(logprobs, batch)
 
 
 def step_groups(episodes: Sequence[Episode]) -> list[list[tuple[int, int]]]:

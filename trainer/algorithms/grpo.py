@@ -9,28 +9,20 @@ loss is `aggregation: fixed`. The loss is that of surrogate.py.
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from headrace.platform.config.algorithm import GrpoConfig
 from headrace.platform.contracts import ScoredEpisode
 from headrace.trainer.algorithms.baselines import relative
 from headrace.trainer.algorithms.comparable import check_comparable
-from headrace.trainer.algorithms.surrogate import PolicyLoss
-from headrace.trainer.batch import LossOutput, LossTokens
+from headrace.trainer.algorithms.surrogate import PolicyGradient
 from headrace.trainer.credit import policy_turns
 from headrace.trainer.returns import returns_by_turn
 
 
-class Grpo:
+class Grpo(PolicyGradient[GrpoConfig]):
     """See the module. Stateless."""
 
     name = "grpo"
-    needs_variance = True
-
-    def __init__(self, config: GrpoConfig) -> None:
-        self._config = config
-        self._loss = PolicyLoss(config)
-        self.needs = self._loss.needs
 
     def advantages(self, group: Sequence[ScoredEpisode]) -> list[list[float]]:
         """For each episode one advantage per policy turn: the same for all turns of an episode.
@@ -43,7 +35,3 @@ class Grpo:
         scores = np.array([returns_by_turn(member, self._config.returns)[0] for member in group], np.float64)
         compared = relative(scores, self._config.scale, self._config.epsilon)
         return [[float(a)] * len(policy_turns(m.episode)) for a, m in zip(compared, group, strict=True)]
-
-    def loss(self, logprobs: Tensor, batch: LossTokens) -> LossOutput:
-        """See `PolicyLoss`: learner logprobs f32[N] of the tokens of `batch` to this microbatch's share of the loss."""
-        return self._loss(logprobs, batch)

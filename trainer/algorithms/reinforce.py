@@ -11,27 +11,23 @@ once; `observe` changes it, once for each batch that was trained. `state` and `r
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from torch import Tensor
 
 from headrace.platform.config.algorithm import ReinforceConfig
 from headrace.platform.contracts import ScoredEpisode
 from headrace.trainer.algorithms.baselines import over_mean
 from headrace.trainer.algorithms.comparable import check_comparable
-from headrace.trainer.algorithms.surrogate import PolicyLoss
-from headrace.trainer.batch import LossOutput, LossTokens
+from headrace.trainer.algorithms.surrogate import PolicyGradient
 from headrace.trainer.credit import policy_turns
 from headrace.trainer.returns import returns_by_turn
 
 
-class Reinforce:
+class Reinforce(PolicyGradient[ReinforceConfig]):
     """See the module. The running mean is 0 until a batch was observed."""
 
     name = "reinforce"
 
     def __init__(self, config: ReinforceConfig) -> None:
-        self._config = config
-        self._loss = PolicyLoss(config)
-        self.needs = self._loss.needs
+        super().__init__(config)
         self.needs_variance = config.needs_variance
         self._mean = 0.0
         self._batches = 0
@@ -68,7 +64,3 @@ class Reinforce:
     def restore(self, state: Mapping[str, float]) -> None:
         """Take up what `state` returned."""
         self._mean, self._batches = state["mean"], int(state["batches"])
-
-    def loss(self, logprobs: Tensor, batch: LossTokens) -> LossOutput:
-        """See `PolicyLoss`: learner logprobs f32[N] of the tokens of `batch` to this microbatch's share of the loss."""
-        return self._loss(logprobs, batch)

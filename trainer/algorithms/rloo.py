@@ -8,28 +8,19 @@ surrogate.py.
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from headrace.platform.config.algorithm import RlooConfig
 from headrace.platform.contracts import ScoredEpisode
 from headrace.trainer.algorithms.baselines import over_others
 from headrace.trainer.algorithms.comparable import check_comparable
-from headrace.trainer.algorithms.surrogate import PolicyLoss
-from headrace.trainer.batch import LossOutput, LossTokens
+from headrace.trainer.algorithms.surrogate import PolicyGradient
 from headrace.trainer.credit import policy_turns
 from headrace.trainer.returns import returns_by_turn
 
 
-class Rloo:
+class Rloo(PolicyGradient[RlooConfig]):
     """See the module. Stateless."""
 
     name = "rloo"
-    needs_variance = True
-
-    def __init__(self, config: RlooConfig) -> None:
-        self._config = config
-        self._loss = PolicyLoss(config)
-        self.needs = self._loss.needs
 
     def advantages(self, group: Sequence[ScoredEpisode]) -> list[list[float]]:
         """For each episode one advantage per policy turn.
@@ -41,7 +32,3 @@ class Rloo:
         check_comparable(group, 2, "RLOO")
         compared = over_others([returns_by_turn(member, self._config.returns) for member in group])
         return [a[: len(policy_turns(m.episode))].tolist() for a, m in zip(compared, group, strict=True)]
-
-    def loss(self, logprobs: Tensor, batch: LossTokens) -> LossOutput:
-        """See `PolicyLoss`: learner logprobs f32[N] of the tokens of `batch` to this microbatch's share of the loss."""
-        return self._loss(logprobs, batch)

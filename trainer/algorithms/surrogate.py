@@ -12,21 +12,28 @@ the tokens were sampled.
 Dimension: N, the loss tokens of a microbatch.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
 import torch
 from torch import Tensor
 
 from headrace.platform.config.algorithm import AlgorithmOptions
-from headrace.trainer.aggregation import LossColumns, LossNeeds, aggregate, columns_of, from_here_on, present
+from headrace.platform.contracts import AlgorithmNeeds, ScoredEpisode
+from headrace.trainer.aggregation import LossColumns, aggregate, columns_of, from_here_on, present
 from headrace.trainer.algorithms.divergence import estimate
 from headrace.trainer.batch import LossOutput, LossTokens
 from headrace.trainer.corrections import (
     clipped_surrogate,
     kept_sequences,
     log_ratio,
+    product_log_ratio,
     sequence_log_ratio,
     sequence_weights,
     token_weights,
 )
+
+Options = TypeVar("Options", bound=AlgorithmOptions)
 
 
 class PolicyLoss:
@@ -34,8 +41,8 @@ class PolicyLoss:
 
     def __init__(self, options: AlgorithmOptions) -> None:
         self._options = options
-        self.needs = LossNeeds(
-            sequences=options.aggregation != "token",
+        self.needs = AlgorithmNeeds(
+            rewards=not options.returns.plain,
             reference=options.kl.coefficient > 0,
             entropy=options.entropy > 0,
         )
@@ -55,20 +62,28 @@ class PolicyLoss:
         log_ratio_N, weight_N = self._corrected(logprobs, behaviour_log_ratio_N, batch)
         if options.ratio == "sequence":
             log_ratio_N = sequence_log_ratio(log_ratio_N, batch.row)
+        elif options.ratio == "product":
+            log_ratio_N = product_log_ratio(log_ratio_N, batch.row)
         ratio_N = log_ratio_N.exp()
         surrogate_N, clipped_N = clipped_surrogate(ratio_N, self._charged(batch), options.clip_low, options.clip_high)
         if weight_N is not None:
             surrogate_N = surrogate_N * weight_N
         loss = -self._mean(surrogate_N, batch)
-        if options.kl.coefficient > 0 and options.kl.where == "loss":
+        sums: dict[str, float] = {}
+        if options.kl.coefficient > 0:
             reference_N = present(columns_of(batch).reference_logprobs, "logprobs of the reference")
-            loss = loss + options.kl.coefficient * self._mean(estimate(options.kl.kind, logprobs, reference_N), batch)
+            with torch.no_grad():
+                sums["reference_kl"] = float(estimate("k3", logprobs, reference_N).sum())
+            if options.kl.where == "loss":
+                divergence_N = estimate(options.kl.kind, logprobs, reference_N)
+                loss = loss + options.kl.coefficient * self._mean(divergence_N, batch)
         if options.entropy > 0:
             entropy_N = present(columns_of(batch).entropy, "the policy's entropy")
             loss = loss - options.entropy * self._mean(entropy_N, batch)
+            sums["entropy"] = float(entropy_N.detach().sum())
         with torch.no_grad():
             kl_N = behaviour_log_ratio_N.exp() - 1.0 - behaviour_log_ratio_N
-        return LossOutput(loss=loss, ratio=ratio_N.detach(), clipped=clipped_N, kl=kl_N)
+        return LossOutput(loss=loss, ratio=ratio_N.detach(), clipped=clipped_N, kl=kl_N, sums=sums)
 
     def _corrected(
         self, logprobs: Tensor, behaviour_log_ratios: Tensor, batch: LossTokens
@@ -102,3 +117,28 @@ class PolicyLoss:
 
     def _mean(self, values: Tensor, batch: LossTokens) -> Tensor:
         return aggregate(values, batch, self._options.aggregation, self._options.fixed_length)
+
+
+class PolicyGradient(Generic[Options]):
+    """What the algorithms of this folder share: everything but their advantages. Without state, unless one adds it."""
+
+    needs_variance = True
+
+    def __init__(self, config: Options) -> None:
+        self._config = config
+        self._loss = PolicyLoss(config)
+        self.needs = self._loss.needs
+
+    def loss(self, logprobs: Tensor, batch: LossTokens) -> LossOutput:
+        """See `PolicyLoss`: learner logprobs f32[N] of the tokens of `batch` to this microbatch's share of the loss."""
+        return self._loss(logprobs, batch)
+
+    def observe(self, batch: Sequence[Sequence[ScoredEpisode]]) -> None:
+        """See `Algorithm.observe`."""
+
+    def state(self) -> dict[str, float]:
+        """See `Algorithm.state`."""
+        return {}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """See `Algorithm.restore`."""

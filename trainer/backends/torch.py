@@ -1,4 +1,4 @@
-"""The learner in one process: plain PyTorch, fp32, AdamW.
+"""The learner in one process: plain PyTorch, fp32 weights or adapters over them, AdamW.
 
 Owns the weights, the optimizer and their place in the schedule. One `step` is one optimizer step over all samples,
 however many microbatches it takes: the loss is a mean over the step's loss tokens, so the gradient does not depend on
@@ -6,6 +6,7 @@ how samples were packed or in which order they came (case V6). On a CPU with a f
 samples give the same loss to the last digit. A step whose loss or gradient is not finite changes nothing.
 """
 
+import copy
 import io
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,19 +15,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from headrace.platform.config.algorithm import PpoConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm
 from headrace.platform.records.arrays import F32
-from headrace.trainer.aggregation import step_sequences, with_columns
-from headrace.trainer.batch import LossOutput, LossTokens, MicroBatch, pack, step_tokens
+from headrace.trainer.backends.random_state import random_state, set_random_state
+from headrace.trainer.batch import MicroBatch, pack
+from headrace.trainer.critic import Critic
+from headrace.trainer.devices import learner_device, on_device
 from headrace.trainer.forward import TokenLogprobs
+from headrace.trainer.lora import Adapters
 from headrace.trainer.model import load_folder
 from headrace.trainer.packing import PackedBatch, pack_tokens
+from headrace.trainer.recomputing import recompute_layers
 from headrace.trainer.samples import Sample
-from headrace.trainer.step_statistics import StatisticsBuilder, StepStatistics
-from headrace.trainer.weights import WEIGHT_FILE, constant_files, load_weight_file, tokenizer_files, weight_file
+from headrace.trainer.schedule import learning_rate
+from headrace.trainer.step_loss import StepLoss, episode_names
+from headrace.trainer.step_statistics import StepStatistics
+from headrace.trainer.weights import (
+    WEIGHT_FILE,
+    constant_files,
+    load_weight_file,
+    tensor_file,
+    tokenizer_files,
+    weight_file,
+)
 
 _log = logging.getLogger(__name__)
 OPTIMIZER_FILE = "optimizer.pt"
@@ -39,7 +53,7 @@ class TorchBackend:
     Args:
         model: a Hugging Face folder, or a causal language model already built (whose weights are then trained in
             place).
-        config: optimizer and microbatch size. `config.threads` is set for the whole process.
+        config: device, optimizer and microbatch size. `config.threads` is set for the whole process.
         tokenizer: tokenizer files by name, for a model that came without a folder.
     """
 
@@ -48,14 +62,22 @@ class TorchBackend:
         if isinstance(model, str | Path):
             tokenizer = tokenizer_files(Path(model))
             model = load_folder(model)
-        self.model: Any = model.float()
+        self._device = learner_device(config.device)
+        self.model: Any = model.float().to(self._device)
         self._config = config
-        self._constant = constant_files(self.model, tokenizer)
-        self._token_logprobs = TokenLogprobs(self.model, packed=True)
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        self._constant, self._tokenizer = constant_files(self.model, tokenizer), dict(tokenizer)
+        self._adapters = Adapters(self.model, config.lora) if config.lora.rank else None
+        self._reference = self._frozen() if config.algorithm.kl.coefficient > 0 else None
+        self._token_logprobs = TokenLogprobs(self.model, packed=True, dtype=self._dtype)
+        self._critic = self._new_critic()
+        if config.gradient_checkpointing:
+            recompute_layers(self.model)
         if self.why_padded:
             _log.info("samples are padded, not packed: %s", self.why_padded)
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            learning, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self._steps = 0
 
@@ -66,35 +88,31 @@ class TorchBackend:
             ArithmeticError: when the loss or its gradient is not finite; names the episodes. Nothing has changed.
             ValueError: when no token of `batch` enters the loss.
         """
-        total = step_tokens(batch)
-        if total == 0:
-            raise ValueError("no token of this batch enters the loss")
-        self._optimizer.zero_grad(set_to_none=True)
-        sequences = step_sequences(batch)
-        statistics = StatisticsBuilder()
+        critic = self._critic if algorithm.needs.values else None
+        environment = self._config.environment_loss.coefficient
+        loss = StepLoss(batch, self._token_logprobs, algorithm, self._reference, self._where(), critic, environment)
+        self._forget_gradients()
+        policy_learns = critic is None or not critic.warming_up
+        micros = [micro for micro in self._microbatches(batch) if bool(micro.loss_mask.any())]
         try:
-            for micro in self._microbatches(batch):
-                if not bool(micro.loss_mask.any()):
-                    continue
-                tokens = with_columns(micro.loss_tokens(total), step_sequences=sequences)
-                logprobs = self._token_logprobs.of(micro, micro.loss_mask)
-                output: LossOutput = algorithm.loss(logprobs, tokens)
-                self._check_finite(output, logprobs, tokens)
-                output.loss.backward()  # type: ignore[no-untyped-call]
-                statistics.add(output, tokens, logprobs)
+            for micro in micros:
+                loss(micro).backward()  # type: ignore[no-untyped-call]
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_grad))
-            if not np.isfinite(grad_norm):
-                raise ArithmeticError(f"{self._where()}: the gradient is not finite; episodes {_names(batch)}")
+            if not np.isfinite(grad_norm + (0.0 if critic is None else critic.clip())):
+                raise ArithmeticError(f"{self._where()}: the gradient is not finite; episodes {episode_names(batch)}")
+            if critic is not None:
+                critic.step(micros, loss.values)
         except ArithmeticError:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             raise
-        lr = self._config.lr * min(1.0, (self._steps + 1) / max(self._config.warmup, 1))
+        lr = learning_rate(self._config, self._steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        if policy_learns:
+            self._optimizer.step()
+        self._forget_gradients()
         self._steps += 1
-        return statistics.build(grad_norm, lr)
+        return loss.statistics.build(grad_norm, lr)
 
     @torch.no_grad()
     def logprobs(self, batch: Sequence[Sample]) -> list[F32]:
@@ -102,20 +120,44 @@ class TorchBackend:
         found: dict[int, F32] = {}
         for micro in self._microbatches(batch):
             chosen = micro.predicted
-            logprobs = torch.zeros(chosen.shape)
-            logprobs[chosen] = self._token_logprobs.of(micro, chosen)
+            logprobs = torch.zeros(chosen.shape, device=chosen.device)
+            logprobs[chosen] = self._token_logprobs.of(micro, chosen).logprobs
             for sample, row in zip(micro.rows, micro.by_sample(logprobs), strict=True):
-                found[id(sample)] = row.numpy().copy()
+                found[id(sample)] = row.cpu().numpy().copy()
+        return [found[id(sample)] for sample in batch]
+
+    @torch.no_grad()
+    def values(self, batch: Sequence[Sample]) -> list[F32]:
+        """The critic's values f32[T] of the states after each sample's tokens, in the order of `batch`.
+
+        Raises:
+            ValueError: the configuration's algorithm has no critic.
+        """
+        if self._critic is None:
+            raise ValueError("this learner's algorithm has no critic, so states have no values")
+        found: dict[int, F32] = {}
+        for micro in self._microbatches(batch):
+            found.update(zip(map(id, micro.rows), self._critic.values(micro), strict=True))
         return [found[id(sample)] for sample in batch]
 
     def weights(self) -> dict[str, bytes]:
-        """The files of a Hugging Face folder that holds the present weights; only the tensors are made anew."""
+        """The files of a Hugging Face folder that holds the present weights, or of one of peft's that holds the
+        present adapters; only the tensors are made anew."""
+        if self._adapters is not None:
+            return {**self._tokenizer, **self._adapters.files()}
         return {**self._constant, WEIGHT_FILE: weight_file(self.model)}
 
+    def base(self) -> dict[str, bytes]:
+        """The files of the model that `weights` are adapters over; none where they are whole themselves."""
+        if self._adapters is None:
+            return {}
+        return {**self._constant, WEIGHT_FILE: tensor_file(self._adapters.base())}
+
     def save(self) -> dict[str, bytes]:
-        """Weights, optimizer, position in the schedule, and torch's and NumPy's random states."""
+        """Weights, optimizer, position in the schedule, torch's and NumPy's random states, and the critic."""
         optimizer = {"optimizer": self._optimizer.state_dict(), "steps": self._steps}
-        return {**self.weights(), OPTIMIZER_FILE: _dump(optimizer), RANDOM_FILE: _dump(_random_state())}
+        critic = {} if self._critic is None else self._critic.save()
+        return {**self.weights(), OPTIMIZER_FILE: _dump(optimizer), RANDOM_FILE: random_state(), **critic}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Take up what `save` returned.
@@ -124,39 +166,50 @@ class TorchBackend:
             ValueError: when the weights are those of another model.
             KeyError: when a file is missing.
         """
-        kept, random = _undump(files[OPTIMIZER_FILE]), _undump(files[RANDOM_FILE])
-        load_weight_file(self.model, files[WEIGHT_FILE])
+        kept, random = _undump(files[OPTIMIZER_FILE]), files[RANDOM_FILE]
+        if self._adapters is not None:
+            self._adapters.take_up(files)
+        else:
+            load_weight_file(self.model, files[WEIGHT_FILE])
         self._optimizer.load_state_dict(kept["optimizer"])
         self._steps = kept["steps"]
-        _set_random_state(random)
+        if self._critic is not None:
+            self._critic.restore(files)
+        set_random_state(random)
+
+    def _new_critic(self) -> Critic | None:
+        """That of the algorithm, where it has one."""
+        algorithm = self._config.algorithm
+        if not isinstance(algorithm, PpoConfig):
+            return None
+        return Critic(algorithm.critic, self._config, self.model, self._token_logprobs)
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._critic is not None:
+            self._critic.zero_grad()
+
+    def _frozen(self) -> TokenLogprobs:
+        """The weights that the run begins with, for good: a resume builds the backend from the same model. Below
+        adapters they are there anyway."""
+        if self._adapters is not None:
+            return TokenLogprobs(self.model, packed=True, dtype=self._dtype, within=self._adapters.disabled)
+        return TokenLogprobs(copy.deepcopy(self.model).requires_grad_(False), packed=True, dtype=self._dtype)
 
     def _microbatches(self, batch: Sequence[Sample]) -> Sequence[MicroBatch] | Sequence[PackedBatch]:
         """Packed, or padded where the model cannot compute several samples in one row."""
         if self._token_logprobs.why_padded:
-            return pack(batch, self._config.microbatch_tokens)
-        return pack_tokens(batch, self._config.microbatch_tokens, self._config.share_prefixes)
+            return [on_device(micro, self._device) for micro in pack(batch, self._config.microbatch_tokens)]
+        packed = pack_tokens(batch, self._config.microbatch_tokens, self._config.share_prefixes)
+        return [on_device(micro, self._device) for micro in packed]
 
     @property
     def why_padded(self) -> str:
         """Why this model's samples are padded; empty where they are packed."""
         return self._token_logprobs.why_padded
 
-    def _check_finite(self, output: LossOutput, logprobs: Tensor, tokens: LossTokens) -> None:
-        if bool(torch.isfinite(output.loss)):
-            return
-        healthy_N = torch.isfinite(logprobs) & torch.isfinite(tokens.behaviour_logprobs)
-        healthy_N &= torch.isfinite(tokens.advantages) & torch.isfinite(output.ratio)
-        rows = sorted(set(tokens.row[~healthy_N].tolist())) or range(len(tokens.rows))
-        raise ArithmeticError(
-            f"{self._where()}: the loss is not finite; episodes {_names([tokens.rows[b] for b in rows])}"
-        )
-
     def _where(self) -> str:
         return f"learner step {self._steps + 1}"
-
-
-def _names(samples: Sequence[Sample]) -> str:
-    return ", ".join(sorted({sample.episode_id for sample in samples}))
 
 
 def _dump(state: object) -> bytes:
@@ -167,21 +220,3 @@ def _dump(state: object) -> bytes:
 
 def _undump(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
-
-
-def _random_state() -> dict[str, Any]:
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    numpy_state = [
-        str(name),
-        torch.from_numpy(np.asarray(keys, np.int64)),
-        int(position),
-        int(has_gauss),
-        float(cached),
-    ]
-    return {"torch": torch.get_rng_state(), "numpy": numpy_state}
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))

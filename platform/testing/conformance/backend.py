@@ -102,10 +102,10 @@ async def a_step_that_is_not_finite_changes_nothing(case: BackendCase) -> None:
 
 
 async def weights_are_a_model_folder(case: BackendCase) -> None:
-    """config.json and safetensors, as bytes; asking twice gives the same."""
+    """The configuration, a model's or an adapter's, and safetensors, as bytes; asking twice gives the same."""
     backend = case.backend()
     files: Mapping[str, bytes] = backend.weights()
-    assert "config.json" in files, f"no config.json among {sorted(files)}"
+    assert {"config.json", "adapter_config.json"} & set(files), f"no configuration among {sorted(files)}"
     assert any(name.endswith(".safetensors") for name in files), f"no safetensors among {sorted(files)}"
     assert dict(files) == dict(backend.weights()), "weights() without a step in between gives other bytes"
 

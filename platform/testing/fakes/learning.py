@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.platform.contracts import Algorithm, ScoredEpisode
+from headrace.platform.contracts import Algorithm, AlgorithmNeeds, ScoredEpisode
 from headrace.platform.records.arrays import F32, I32, U8
 
 
@@ -37,10 +37,15 @@ class FakeSample(Protocol):
 
 
 class FakeAlgorithm:
-    """Advantage: score minus the group's mean. Loss: policy gradient, in plain floats."""
+    """Advantage: score minus the group's mean. Loss: policy gradient, in plain floats. `seen` counts the episodes that
+    it was told of."""
 
     name = "fake"
     needs_variance = True
+    needs = AlgorithmNeeds()
+
+    def __init__(self) -> None:
+        self.seen = 0
 
     def advantages(self, group: Sequence[ScoredEpisode]) -> list[list[float]]:
         """See `Algorithm.advantages`."""
@@ -57,6 +62,18 @@ class FakeAlgorithm:
             total -= float((sample.advantages[chosen].astype(np.float64) * row[chosen]).sum())
             tokens += int(chosen.sum())
         return total / tokens
+
+    def observe(self, batch: Sequence[Sequence[ScoredEpisode]]) -> None:
+        """See `Algorithm.observe`."""
+        self.seen += sum(map(len, batch))
+
+    def state(self) -> dict[str, float]:
+        """See `Algorithm.state`."""
+        return {"seen": float(self.seen)}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """See `Algorithm.restore`."""
+        self.seen = int(state["seen"])
 
 
 class FakeBackend:
