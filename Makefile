@@ -4,7 +4,7 @@ SHELL := /bin/bash
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check docs evidence clean
+.PHONY: help setup demo test test-fast check docs evidence gpu-check clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|'
@@ -32,6 +32,10 @@ docs: setup ## Build the documentation site into site/.
 
 evidence: setup ## Run the benchmarks and write benchmarks/results/DATE.json.
 	@.venv/bin/python scripts/evidence.py
+
+# Its environment is one for GPUs, which the locks are not (docs/gpu.md).
+gpu-check: ## Check and measure on one GPU what runs there, in at most 8 minutes; without a GPU it says so.
+	@$(or $(PYTHON),$(firstword $(wildcard .venv-gpu/bin/python .venv/bin/python) python3)) -m scripts.gpu_check
 
 clean: ## Remove what builds and tools leave behind; .venv and runs/ stay.
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
