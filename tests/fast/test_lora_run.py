@@ -44,7 +44,7 @@ def test_engine_and_learner_see_the_same_weights(run):
 def test_what_tools_send_is_learned_beside(run):
     _, root = run
     found = [record[Metric.ENVIRONMENT_LOSS] for record in read_metrics(root.metrics) if Metric.LOSS in record]
-    assert len(found) == 3 and all(0 < each < 10 for each in found)
+    assert len(found) == 3 and all(0 < each < 20 for each in found)  # nats; a model that knows nothing has log(144) = 5
 
 
 async def test_the_newest_version_is_an_adapter_and_opens_as_a_whole_model(run):
