@@ -450,15 +450,6 @@ async def test_a_retired_adapter_makes_room(lora, folders, adapters):
     assert differences(adapted(folders, adapters, 3), asked, got).max() <= 1e-3
 
 
-async def test_closing_ends_everything(lora):
-    family = [psutil.Process(pid) for pid in lora.pids]
-    calls = [asyncio.ensure_future(lora.generate(request(f"s{i}", [1], 3, max_new_tokens=250))) for i in range(5)]
-    await lora.generate(request("ahead", [1, 2], 3))
-    await lora.close()
-    assert [type(each) for each in await asyncio.gather(*calls, return_exceptions=True)] == [EngineDead] * 5
-    assert not any(process.is_running() for process in family)
-
-
 async def test_an_adapter_as_the_learner_publishes_it_is_served(lora, folders, tmp_path):
     """In every linear layer; what vLLM samples from is what the learner computes."""
     config = LearnerConfig(lora={"rank": 8, "alpha": 16})
@@ -479,3 +470,12 @@ async def test_an_adapter_as_the_learner_publishes_it_is_served(lora, folders, t
     assert differences(model_in(folders[0]), asked, got).max() > 1e-2
     with pytest.raises(EngineError, match="another base"):
         await lora.load_base(manifest(1), folders[1])
+
+
+async def test_closing_ends_everything(lora):
+    family = [psutil.Process(pid) for pid in lora.pids]
+    calls = [asyncio.ensure_future(lora.generate(request(f"s{i}", [1], 3, max_new_tokens=250))) for i in range(5)]
+    await lora.generate(request("ahead", [1, 2], 3))
+    await lora.close()
+    assert [type(each) for each in await asyncio.gather(*calls, return_exceptions=True)] == [EngineDead] * 5
+    assert not any(process.is_running() for process in family)
