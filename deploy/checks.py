@@ -9,7 +9,7 @@ from headrace.actors.worlds import Worlds
 from headrace.deploy.branch_checks import check_branch
 from headrace.deploy.demonstrations.inputs import stage_inputs
 from headrace.deploy.model_folder import check_model_files, ready_folder
-from headrace.platform.config import RunConfig
+from headrace.platform.config import PpoConfig, RunConfig
 from headrace.platform.config.secret_references import resolve
 from headrace.platform.errors import ConfigError, EngineError
 from headrace.platform.observability.loggers import check_loggers
@@ -91,6 +91,16 @@ def check_learner(config: RunConfig) -> None:
         raise ConfigError(
             f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1, or use"
             " learner.backend=deepspeed"
+        )
+    if config.learner.device == "cuda" and not config.runtime.ray_address and find_spec("torch") is not None:
+        from headrace.trainer.devices import learner_device
+
+        learner_device("cuda")
+    algorithm = config.learner.algorithm
+    if isinstance(algorithm, PpoConfig) and algorithm.critic.warmup >= config.learner.steps:
+        raise ConfigError(
+            f"learner.algorithm.critic.warmup={algorithm.critic.warmup} leaves none of learner.steps="
+            f"{config.learner.steps} to the policy; warm up for fewer batches"
         )
     if config.learner.lora.rank:
         if backend != "torch":

@@ -97,9 +97,9 @@ def _merge(root: RunRoot, manifest: VersionManifest, folder: Path, working: Path
 def _base_folder(root: RunRoot, manifest: VersionManifest, folder: Path) -> Path:
     """The folder of the adapter's base: the version of this run with the base's hash, or what the adapter names."""
     if manifest.ref.base_hash:
-        for each in stored_manifests(root):
-            if each.content_hash == manifest.ref.base_hash:
-                return asyncio.run(open_version(root, str(each.ref.number)))[1]
+        alike = [each.ref.number for each in stored_manifests(root) if each.content_hash == manifest.ref.base_hash]
+        if alike:
+            return asyncio.run(open_version(root, str(max(alike))))[1]
     named = str(json.loads((folder / _ADAPTER_CONFIG).read_text()).get("base_model_name_or_path") or "")
     if not named or not (Path(named) / _CONFIG).is_file():
         raise ConfigError(

@@ -70,6 +70,8 @@ def episode_facts(root: RunRoot, prefix: str) -> dict[str, Any]:
         "task": episode.task.task_id,
         "seed": episode.seed,
         "version": str(episode.version),
+        "parent_episode": episode.parent_episode,
+        "branch_step": episode.branch_step,
         "status": episode.status,
         "stop_reason": episode.stop_reason,
         "terminated": episode.terminated,

@@ -59,13 +59,13 @@ class ReplayedStep:
 
 
 async def replay_step(
-    root: RunRoot, step: int, begin: int | None = None, news: Callable[[TakenStep], None] = lambda _: None
+    root: RunRoot, step: int | None, begin: int | None = None, news: Callable[[TakenStep], None] = lambda _: None
 ) -> ReplayedStep:
     """Recompute learner step `step` of a run.
 
     Args:
         root: the run; nothing of it is changed.
-        step: from 1.
+        step: from 1; None for the last one that was published.
         begin: the version whose checkpoint to begin at; None for the newest before the step.
         news: is told of each step taken.
 
@@ -90,16 +90,16 @@ async def replay_step(
             )
         )
         news(taken[-1])
-    return await _compared(root, step, learner, tuple(taken))
+    return await _compared(root, learner, tuple(taken))
 
 
-async def _compared(root: RunRoot, step: int, learner: StoredLearner, taken: tuple[TakenStep, ...]) -> ReplayedStep:
+async def _compared(root: RunRoot, learner: StoredLearner, taken: tuple[TakenStep, ...]) -> ReplayedStep:
     version = learner.steps[-1].version
     files = dict(learner.backend.weights())
     hashes = file_hashes(files)
     other = tuple(sorted(name for name in hashes.keys() | version.files if hashes.get(name) != version.files.get(name)))
     return ReplayedStep(
-        step=step,
+        step=learner.step,
         version=version.ref.number,
         begun_at=learner.checkpoint,
         taken=taken,

@@ -73,12 +73,18 @@ def check_ranks(before: LearnerConfig, after: LearnerConfig) -> None:
     def kept(config: LearnerConfig) -> dict[str, Any]:
         shared = config.deepspeed
         parts = {"deepspeed.stage": shared.stage, "deepspeed.offload_optimizer": shared.offload_optimizer}
-        return {"backend": config.backend, "ranks": config.ranks, **(parts if config.backend == "deepspeed" else {})}
+        lora = {f"lora.{name}": value for name, value in config.lora.model_dump().items()}
+        return {
+            "backend": config.backend,
+            "ranks": config.ranks,
+            **(parts if config.backend == "deepspeed" else {}),
+            **(lora if before.lora.rank or after.lora.rank else {}),
+        }
 
     old, new = kept(before), kept(after)
     if changed := [f"learner.{name} from {old[name]} to {new.get(name)}" for name in old if old[name] != new.get(name)]:
         raise ConfigError(
-            f"a resumed run keeps the backend, the ranks and the ZeRO stage that its checkpoints are of; you change"
+            f"a resumed run keeps the backend, ranks, ZeRO stage and adapters that its checkpoints are of; you change"
             f" {', '.join(changed)}. Leave that out, or start a new run"
         )
 

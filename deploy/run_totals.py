@@ -155,6 +155,7 @@ def step_metrics(
         Metric.GAP_ALARMS: dict(totals.gap_alarms),
         Metric.CLIP_SHARE: report.clip_share,
         **off_policy_metrics(report),
+        Metric.LEARNING_RATE: report.lr,
         Metric.GRAD_NORM: report.grad_norm,
         Metric.LOSS_TOKENS: report.loss_tokens,
         Metric.GROUPS_TRAINED: report.groups,

@@ -27,12 +27,12 @@ class Sensitivity:
     corrections: Sequence[Correction]
 
 
-async def step_sensitivity(root: RunRoot, step: int, begin: int | None = None) -> Sensitivity:
+async def step_sensitivity(root: RunRoot, step: int | None, begin: int | None = None) -> Sensitivity:
     """Score the batch of learner step `step`.
 
     Args:
         root: the run; nothing of it is changed.
-        step: from 1.
+        step: from 1; None for the last one that was published.
         begin: the version whose checkpoint to begin at; None for the newest before the step.
 
     Raises:
@@ -40,6 +40,7 @@ async def step_sensitivity(root: RunRoot, step: int, begin: int | None = None) -
         ConfigError: the run's backend is not one that is replayed, or `begin` is not before the step.
     """
     learner = await open_learner(root, step, begin)
+    step = learner.step
     before = [recorded for recorded in learner.steps if recorded.step < step]
     for recorded in before:
         await learner.replay.take(recorded)

@@ -42,9 +42,10 @@ TENSORS = ".safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredLearner:
-    """`steps` follow on `checkpoint`, the version whose weights `backend` has; the last one is that which published
-    the step that was asked for."""
+    """Before learner step `step`. `steps` follow on `checkpoint`, the version whose weights `backend` has; the last one
+    is that which published `step`."""
 
+    step: int
     config: RunConfig
     checkpoint: int
     steps: Sequence[RecordedStep]
@@ -53,8 +54,9 @@ class StoredLearner:
     replay: StepReplay = field(repr=False)
 
 
-async def open_learner(root: RunRoot, step: int, version: int | None = None) -> StoredLearner:
-    """The learner of a run at the newest complete checkpoint before `step`, or at that of `version`.
+async def open_learner(root: RunRoot, step: int | None, version: int | None = None) -> StoredLearner:
+    """The learner of a run at the newest complete checkpoint before `step`, or at that of `version`. Without a step it
+    is the last one that was published.
 
     Raises:
         NotFound: there is no such step; no such checkpoint; or what the run began with is needed and gone.
@@ -72,6 +74,7 @@ async def open_learner(root: RunRoot, step: int, version: int | None = None) -> 
     context = RunContext(run=root.name, root=root.url, config=config)
     manifests = await _registry(context).manifests()
     history = StepHistory(manifests, await asyncio.to_thread(ReceiptTable(root.url).rows), context.limits)
+    step = history.last if step is None else step
     store = CheckpointStore(root.join("checkpoints"))
     checkpoint = _checkpoint(history, await asyncio.to_thread(store.complete), step, version)
     steps = history.steps(checkpoint, step)
@@ -86,6 +89,7 @@ async def open_learner(root: RunRoot, step: int, version: int | None = None) -> 
         backend = build_backend(config.learner, folder)
     restore_step(backend, algorithm, found[1])
     return StoredLearner(
+        step=step,
         config=config,
         checkpoint=checkpoint,
         steps=steps,

@@ -100,6 +100,7 @@ def run_study(
         RunFailed: a run ended early; what was done stays.
     """
     config = load_recipe(recipe, changes, recipes)
+    _check_own(conditions, changes)
     for overrides in conditions.values():
         load_recipe(recipe, [*changes, *overrides], recipes)
     wanted = {condition: (*changes, *overrides) for condition, overrides in conditions.items()}
@@ -110,7 +111,7 @@ def run_study(
         given = [*study.conditions[condition], *same_start, f"seed={seed}", f"runs_dir={out / 'runs'}"]
         study = msgspec.structs.replace(study, runs=(*study.runs, _run(recipe, given, condition, seed)))
         _write(out / f"{name}.json", study)
-    curves = {c: [[(p.step, p.seconds, p.success) for p in run.curve] for run in study.of(c)] for c in conditions}
+    curves = {c: [[(p.step, p.seconds, p.success) for p in run.curve] for run in study.of(c)] for c in study.conditions}
     draw_study(curves, str(out / f"{name}.png"), goal=GOAL, title=f"{recipe}: {name}")
     return study
 
@@ -121,6 +122,13 @@ def goal_reached(curve: Sequence[Point]) -> Point | None:
         if sum(point.success for point in curve[end - SMOOTHING : end]) / SMOOTHING >= GOAL:
             return curve[end - 1]
     return None
+
+
+def _check_own(conditions: Mapping[str, Sequence[str]], changes: Sequence[str]) -> None:
+    """Refuse to be told what differs between the runs. Raises ConfigError."""
+    own = {"seed", "runs_dir", *(override.partition("=")[0] for each in conditions.values() for override in each)}
+    if told := [change for change in changes if change.partition("=")[0] in own]:
+        raise ConfigError(f"{', '.join(told)}: the study itself sets {', '.join(sorted(own))}; leave that out")
 
 
 def _begun(path: Path, wanted: Study) -> Study:

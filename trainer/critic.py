@@ -30,6 +30,7 @@ from headrace.trainer.batch import LossOutput, LossTokens, MicroBatch
 from headrace.trainer.forward import TokenLogprobs
 from headrace.trainer.packing import PackedBatch
 from headrace.trainer.recomputing import recompute_layers
+from headrace.trainer.schedule import as_configured
 from headrace.trainer.value_loss import value_loss
 from headrace.trainer.weights import load_weight_file, weight_file
 
@@ -59,7 +60,7 @@ class Critic:
                 f"learner.algorithm.name=ppo: its critic reads last hidden states, which {type(model).__name__}"
                 " does not give; use grpo, rloo or reinforce"
             )
-        self._config = config
+        self._config, self._learner = config, learner
         self._clip_grad = learner.clip_grad
         self._own = nn.Module()
         self._states = policy
@@ -109,7 +110,9 @@ class Critic:
         if self._config.kind == "model" or hidden is None:
             hidden_NH = self._states.before(micro, micro.loss_mask)
         else:
-            hidden_NH = hidden.detach() if self._config.detach else hidden
+            hidden_NH = hidden
+        if self._config.kind == "head" and self._config.detach:
+            hidden_NH = hidden_NH.detach()
         loss = value_loss(self._of(hidden_NH), tokens, states, self._config.clip)
         figure = float(loss.detach()) * tokens.step_tokens  # figures are sums over tokens, of which means are made
         return replace(
@@ -128,8 +131,11 @@ class Critic:
             states: see `join`.
 
         Raises:
-            ArithmeticError: a gradient of a later epoch is not finite.
+            ArithmeticError: a gradient of a later epoch is not finite. Nothing has changed.
         """
+        before = (
+            copy.deepcopy((self._own.state_dict(), self._optimizer.state_dict())) if self._config.epochs > 1 else None
+        )
         self._optimizer.step()
         for _ in range(1, self._config.epochs):
             self.zero_grad()
@@ -140,6 +146,9 @@ class Critic:
                 loss = self._config.coefficient * loss
                 loss.backward()  # type: ignore[no-untyped-call]
             if not np.isfinite(self.clip()):
+                if before is not None:
+                    self._own.load_state_dict(before[0])
+                    self._optimizer.load_state_dict(before[1])
                 raise ArithmeticError("the critic's gradient is not finite")
             self._optimizer.step()
         self.zero_grad()
@@ -167,6 +176,7 @@ class Critic:
         load_weight_file(self._own, files[CRITIC_FILE])
         kept = torch.load(io.BytesIO(files[CRITIC_OPTIMIZER_FILE]), weights_only=True)
         self._optimizer.load_state_dict(kept["optimizer"])
+        as_configured(self._optimizer, self._learner, lr=self._config.lr)
         self._batches = kept["batches"]
 
     def _of(self, hidden: Tensor) -> Tensor:

@@ -343,12 +343,11 @@ class Learner:
         self._say(f"training step {step}")
         try:
             await self._compute(agree, digest, self._gather)  # P13
-        except RunFailed:
-            await self.close()
-            raise
-        try:
             opened = await self._compute(credited, self._backend, self._algorithm, opened)
             return opened, await self._compute(self._backend.step, samples_of(opened), self._algorithm)
+        except RunFailed:  # the ranks disagree, here or among themselves
+            await self.close()
+            raise
         except ArithmeticError as error:
             place = {"step": step, "version": self.version, "ahead": self._unpublished}
             facts = {**place, "error": str(error), "config": self._config, "groups": opened}

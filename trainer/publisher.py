@@ -279,10 +279,14 @@ class Publisher:
 
 
 def _base_of(manifests: Mapping[int, VersionManifest], number: int) -> _Base | None:
-    """Of an adapter the version that it is over, of another version itself; None where that cannot be read."""
+    """Of an adapter the version that it is over, of another version itself; None where that cannot be read.
+
+    A learner that died before its first checkpoint has left a version like it: the newest is the one whose files stay.
+    """
     found = manifests.get(number)
     if found is not None and found.kind == ADAPTER:
-        found = next((each for each in manifests.values() if each.content_hash == found.ref.base_hash), None)
+        alike = [each for each in manifests.values() if each.content_hash == found.ref.base_hash]
+        found = max(alike, key=lambda each: each.ref.number, default=None)
     return _Base(found.ref.number, found.content_hash) if found is not None else None
 
 

@@ -10,6 +10,7 @@ discount nor end anything (cases T13, T14). Dimensions: K policy turns, at least
 one turn that nobody took); L tokens of a turn.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,17 +150,20 @@ def _value(row: RewardRow) -> float:
 
 
 def _potentials(turns: Sequence[int], rows: Sequence[RewardRow]) -> F64:
-    """Potentials f64[K + 1] of the states before each turn and after the last, the rows of each added up.
+    """Potentials f64[K + 1] of the states before each turn and after the last: the rows of a turn added up; of several
+    turns before the policy's next one, such as other agents', the last one's.
 
     A turn without any left the world where it was; the first state has 0 unless a row before the first turn says
     otherwise. Raises ValueError for one that is not valid.
     """
-    stated = np.full(max(len(turns), 1) + 1, np.nan)
-    stated[0] = 0.0
+    sums: dict[float, float] = defaultdict(float)
     for row in rows:
         if row.kind is RewardKind.POTENTIAL:
-            place = len(turns) if row.turn is None else int(np.searchsorted(turns, row.turn, side="right"))
-            stated[place] = np.nan_to_num(stated[place]) + _value(row)
+            sums[np.inf if row.turn is None else row.turn] += _value(row)
+    stated = np.full(max(len(turns), 1) + 1, np.nan)
+    stated[0] = 0.0
+    for turn, potential in sorted(sums.items()):
+        stated[int(np.searchsorted(turns, turn, side="right"))] = potential
     for k in np.flatnonzero(np.isnan(stated)):
         stated[k] = stated[k - 1]
     return stated

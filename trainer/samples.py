@@ -116,6 +116,8 @@ def build_samples(
         return samples
     observed = observation_spans(episode, content)
     for number, context in enumerate(contexts):
+        if not samples[number].loss_tokens:  # no loss sees it
+            continue
         mask = observation_mask(observed, context.turns, [len(episode.turns[i].token_ids) for i in context.turns])
         samples[number] = replace(samples[number], observation_mask=mask)
         observed = {index: span for index, span in observed.items() if index not in context.turns}

@@ -6,6 +6,8 @@ was; one that is resumed with more `learner.steps` follows the longer schedule f
 
 import math
 
+import torch
+
 from headrace.platform.config.learner import LearnerConfig
 
 
@@ -24,3 +26,12 @@ def learning_rate(config: LearnerConfig, steps_done: int) -> float:
     done = min(1.0, (step - warmup) / max(config.steps - warmup, 1))
     shape = 1.0 - done if config.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
     return config.lr * (config.lr_end + (1.0 - config.lr_end) * shape)
+
+
+def as_configured(optimizer: torch.optim.Optimizer, config: LearnerConfig, lr: float | None = None) -> None:
+    """Give `optimizer`, which was just restored, the settings of the present configuration: a resumed run may have
+    others. `lr` is for one whose rate no schedule sets before each step."""
+    for group in optimizer.param_groups:
+        group["betas"], group["weight_decay"] = config.betas, config.weight_decay
+        if lr is not None:
+            group["lr"] = lr

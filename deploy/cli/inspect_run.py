@@ -74,13 +74,16 @@ def _print_episode(facts: dict[str, Any]) -> None:
     console.print(Text.assemble((facts["episode_id"], "bold"), f"  {facts['purpose']}  {facts['environment']}"))
     for key in ("task", "seed", "version", "status", "stop_reason", "fault", "fate", "duration_s", "final_state_hash"):
         console.print(f"  {key:18} {facts[key]}")
+    if facts["parent_episode"]:
+        console.print(f"  {'branched off':18} {facts['parent_episode']} after its step {facts['branch_step']}")
     _print_training(console, facts["training"])
     legend = Text("  tokens: ")
     for name, style in styles.items():
         legend.append(f" {name} ", style=style)
     console.print(legend)
     for turn in facts["turns"]:
-        sampled = f"  versions {turn['versions']}  advantage {turn['advantage']}" if turn["versions"] else ""
+        credit = f"  advantage {turn['advantage']:+.4f}" if turn["advantage"] is not None else ""
+        sampled = f"  versions {turn['versions']}{credit}" if turn["versions"] else ""
         console.print(Text.assemble((f"\nturn {turn['turn']}", "bold"), f" {turn['role']}  {turn['status']}{sampled}"))
         line = Text("  ")
         for token in turn["tokens"]:

@@ -24,6 +24,13 @@ RunName = Annotated[
 SandboxText = Annotated[
     str, typer.Option("--sandbox", help="The box that its tools run in: a mode such as bubblewrap, or JSON.")
 ]
+LearnerStep = Annotated[
+    int | None, typer.Argument(help="A learner step, from 1; the last one, if left out.", min=1, show_default=False)
+]
+BeginAt = Annotated[
+    int | None,
+    typer.Option("--from", metavar="VERSION", help="Begin at this version's checkpoint. Default: the newest one."),
+]
 RunsDir = Annotated[str, typer.Option("--runs-dir", help="The folder that holds run roots.")]
 
 

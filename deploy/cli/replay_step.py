@@ -2,11 +2,11 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json
+from headrace.deploy.cli.options import BeginAt, Json, LearnerStep, RunName, RunsDir, answer_json
 
 if TYPE_CHECKING:
     from headrace.deploy.replay_step import ReplayedStep, TakenStep
@@ -16,11 +16,8 @@ _LISTED = 8
 
 def replay_step(
     run: RunName,
-    step: Annotated[int, typer.Argument(help="A learner step, from 1.", min=1, show_default=False)],
-    begin: Annotated[
-        int | None,
-        typer.Option("--from", metavar="VERSION", help="Begin at this version's checkpoint. Default: the newest one."),
-    ] = None,
+    step: LearnerStep = None,
+    begin: BeginAt = None,
     runs_dir: RunsDir = "runs",
     as_json: Json = False,
 ) -> None:

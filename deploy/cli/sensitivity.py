@@ -2,11 +2,9 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from headrace.deploy.cli.options import Json, RunName, RunsDir, answer_json
+from headrace.deploy.cli.options import BeginAt, Json, LearnerStep, RunName, RunsDir, answer_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,14 +12,13 @@ if TYPE_CHECKING:
     from headrace.deploy.sensitivity import Sensitivity
     from headrace.trainer.sensitivity import Bucket, Correction
 
+_WIDTH = 120
+
 
 def sensitivity(
     run: RunName,
-    step: Annotated[int, typer.Argument(help="A learner step, from 1.", min=1, show_default=False)],
-    begin: Annotated[
-        int | None,
-        typer.Option("--from", metavar="VERSION", help="Begin at this version's checkpoint. Default: the newest one."),
-    ] = None,
+    step: LearnerStep = None,
+    begin: BeginAt = None,
     runs_dir: RunsDir = "runs",
     as_json: Json = False,
 ) -> None:
@@ -45,6 +42,7 @@ def _print(run: str, found: "Sensitivity") -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, _WIDTH)  # figures that are compared are not cut
     own = next(each for each in found.corrections if each.is_own)
     console.print(
         f"{run}, learner step {found.step}: {found.groups} groups, {own.all.sequences} sequences, {own.all.tokens} loss"

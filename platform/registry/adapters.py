@@ -32,8 +32,9 @@ async def load_base_of(engine: BaseHolder, registry: VersionRegistry, manifest: 
 
 
 async def base_of(registry: VersionRegistry, manifest: VersionManifest) -> VersionManifest:
-    """The manifest of the version that an adapter is over. Raises NotFound."""
-    for each in await registry.manifests():
-        if each.content_hash == manifest.ref.base_hash:
-            return each
+    """The manifest of the version that an adapter is over; of several that are alike the newest, whose files stay.
+    Raises NotFound."""
+    alike = [each for each in await registry.manifests() if each.content_hash == manifest.ref.base_hash]
+    if alike:
+        return max(alike, key=lambda each: each.ref.number)
     raise NotFound(f"the base of {manifest.ref}, {manifest.ref.base_hash[:12] or 'which it does not name'}, is gone")

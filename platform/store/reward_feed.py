@@ -1,7 +1,8 @@
 """Reward rows as they are written, for a reader that asks for those of a few episodes again and again.
 
 A learner wants the rows of each batch, and the table grows with the run: so every file is read once, from where the
-last look ended. Rows of episodes that nobody has asked for yet are kept. Files of lines only grow (lines.py), on object
+last look ended. Rows of episodes that nobody has asked for yet are kept, of the newest `MOST_KEPT`
+episodes. Files of lines only grow (lines.py), on object
 stores too, where a segment is written anew with the same beginning. A worker writes the rows of an episode before it
 puts the episode, so whoever was given an episode finds them.
 """
@@ -12,6 +13,8 @@ from headrace.platform.records.tables import RewardRow
 from headrace.platform.store.files import open_url
 from headrace.platform.store.lines import line_files
 from headrace.platform.store.tables import RewardTable, counting_rows
+
+MOST_KEPT = 20_000
 
 
 class RewardFeed:
@@ -26,13 +29,14 @@ class RewardFeed:
 
     def take(self, episode_ids: Sequence[str]) -> dict[str, list[RewardRow]]:
         """The rows that count of these episodes, by episode id; one without any is left out. They are given once:
-        whoever asks again makes the feed read the table anew."""
+        whoever asks again, or for one that waited very long, makes the feed read the whole table."""
         if any(episode not in self._rows for episode in episode_ids):
             self._read_on()
-        if any(episode not in self._rows for episode in episode_ids) and self._read:
-            self._read, self._rows = {}, {}
-            self._read_on()
         found = {episode: self._rows.pop(episode) for episode in episode_ids if episode in self._rows}
+        if missing := set(episode_ids) - set(found):
+            for row in self._table.rows():
+                if row.episode_id in missing:
+                    found.setdefault(row.episode_id, []).append(row)
         return {episode: counting_rows(rows) for episode, rows in found.items()}
 
     def _read_on(self) -> None:
@@ -45,3 +49,5 @@ class RewardFeed:
             for row in self._table.parsed(file, whole):
                 self._rows.setdefault(row.episode_id, []).append(row)
             self._read[file] = self._read.get(file, 0) + len(whole)
+        while len(self._rows) > MOST_KEPT:
+            del self._rows[next(iter(self._rows))]

@@ -72,6 +72,10 @@ def test_a_resolved_configuration_is_read_back_as_it_was():
         (["learner.algorithm={name: ppo, gae: {over: episode}}"], "learner.algorithm.gae.over"),
         (["learner.algorithm.correction.keep=[2, 3]"], "must hold 1"),
         (["learner.algorithm.kl.kind=k4"], "learner.algorithm.kl.kind"),
+        (["learner.algorithm.name=branch"], "  - learner.algorithm: group_size=8, but points=2 times continuations=3"),
+        (["learner.algorithm.name=branch"], "set learner.algorithm.group_size=7"),
+        (["learner.lora=4"], "learner.lora: expected a section; got 4"),
+        (["learner.betas=[2, 0.5]"], "learner.betas.0"),
         (
             ["learner.algorithm={name: rloo, epsilon: 1}"],
             "learner.algorithm.epsilon: unknown key; it is an option of name: ",
@@ -100,6 +104,14 @@ def test_one_episode_a_group_is_enough_for_a_critic() -> None:
 
 
 def test_the_queue_keeps_groups_of_equal_scores_where_they_teach_something(tmp_path) -> None:
-    for change, drops in (("name: grpo", True), ("name: reinforce, baseline: none", False)):
+    for change, drops in (
+        ("name: grpo", True),
+        ("name: reinforce, baseline: none", False),
+        ("name: grpo, returns: {cost: 0.1}", False),
+        ("name: rloo, returns: {credit: to_go, shaping: true}", False),
+        ("name: gigpo", False),
+        ("name: gigpo, step_weight: 0", True),
+        ("name: ppo", False),
+    ):
         config = load_recipe("lookup", [f"learner.algorithm={{{change}}}"], RECIPES)
         assert RunContext(run="r", root=str(tmp_path), config=config).limits.drop_zero_variance is drops

@@ -171,7 +171,7 @@ def test_a_key_that_stands_twice_is_refused_not_ignored(recipes: Path) -> None: 
         ),
         ("environments=[]", "environments: Tuple should have at least 1 item"),
         ("environments=[{weight: 1}]", "environments.0.name: required, but missing"),
-        ("learner=fast", "learner: expected a valid dictionary or instance of LearnerConfig; got 'fast'"),
+        ("learner=fast", "learner: expected a section; got 'fast'"),
         ("model.path=/a", "model: give exactly one of model.path, model.gguf and model.tiny_llama"),
         ("learner.publish_every=9", "learner.publish_every=9 with queue.max_lag=4"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learner_kit import World
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from headrace.platform.config import LearnerConfig, PpoConfig, TinyLlamaConfig
 from headrace.platform.errors import ConfigError
@@ -236,6 +237,52 @@ def test_logits_that_are_more_than_the_output_layer():
     learner = TorchBackend(model, config())
     learner.step(batch(0), algorithm())
     assert np.abs(np.concatenate(learner.values(batch(0)))).max() > 0
+
+
+def granite():
+    """Its logits are more than the output layer, so that hidden states are not at hand."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    sizes = {"intermediate_size": 32, "vocab_size": VOCAB, "max_position_embeddings": 64}
+    return GraniteForCausalLM(GraniteConfig(**shape, **sizes, **special, logits_scaling=8.0))
+
+
+@pytest.mark.parametrize("model", [tiny, granite], ids=["tiny", "granite"])
+def test_a_detached_critic_never_reaches_the_policy(model):
+    weights = []
+    for coefficient in (0.5, 50.0):
+        one = TorchBackend(model(), config({"clip_grad": 1e9}, detach=True, coefficient=coefficient))
+        with torch.no_grad():
+            one._critic._head.weight.fill_(1.0)
+        one.step(batch(0), algorithm(detach=True, coefficient=coefficient))
+        weights.append(torch.cat([each.flatten() for each in one.model.state_dict().values()]))
+    assert torch.equal(*weights)
+
+
+def test_a_later_epoch_that_is_not_finite_changes_nothing():
+    one = backend(epochs=3, lr=1e20, clip=1e30)
+    before = one.save()
+    with pytest.raises(ArithmeticError, match=r"learner step 1: the critic's gradient.*run\.t0\.0\.0"):
+        one.step(batch(0), algorithm(epochs=3))
+    after = one.save()
+    assert (after["model.safetensors"], after[CRITIC_FILE]) == (before["model.safetensors"], before[CRITIC_FILE])
+
+
+def test_the_policys_schedule_begins_after_the_warm_up():
+    one = backend({"warmup": 2, "lr": 1e-2}, warmup=2)
+    rates = [one.step(batch(n), algorithm(warmup=2))["lr"] for n in range(4)]
+    assert rates == pytest.approx([0.0, 0.0, 5e-3, 1e-2])
+
+
+def test_a_resume_takes_up_changed_settings():
+    one = backend(lr=1e-3)
+    one.step(batch(0), algorithm())
+    other = backend({"betas": (0.5, 0.6), "weight_decay": 0.1}, lr=1e-5)
+    other.restore(one.save())
+    for optimizer in (other._optimizer, other._critic._optimizer):
+        assert [(group["betas"], group["weight_decay"]) for group in optimizer.param_groups] == [((0.5, 0.6), 0.1)]
+    assert other._critic._optimizer.param_groups[0]["lr"] == 1e-5
 
 
 def test_a_model_without_states_is_refused(monkeypatch):

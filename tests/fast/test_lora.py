@@ -14,7 +14,7 @@ from torch_engine_kit import make_engine, request
 
 from headrace.platform.config import GrpoConfig
 from headrace.platform.config.learner import LearnerConfig, LoraConfig
-from headrace.platform.errors import ConfigError, EngineError, NotFound
+from headrace.platform.errors import ConfigError, EngineError, NotFound, RunFailed
 from headrace.platform.records.versions import ADAPTER, FULL, VersionManifest, VersionRef
 from headrace.platform.registry.adapters import load_base_of
 from headrace.platform.testing.conformance.backend import BACKEND_SUITE
@@ -144,6 +144,33 @@ async def test_an_engine_that_comes_later_loads_the_base_for_itself(tmp_path):
     assert engine.versions() == [4] and engine.base_hash == base.content_hash
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+    await engine.close()
+
+
+async def test_a_learner_that_died_before_its_checkpoint_leaves_the_newer_base_in_use(tmp_path, monkeypatch):
+    """Its successor publishes the same base under another number (P6): that one is kept, and found."""
+    world = World(tmp_path, lora=LORA, publish_every=1, checkpoint_every=1, keep_versions=1)
+
+    def learner():
+        return world.learner(TorchBackend(model_of("llama_gqa"), world.config), build_algorithm(GrpoConfig()))
+
+    dead = learner()
+    monkeypatch.setattr(dead, "_settle", lambda: (_ for _ in ()).throw(RunFailed("killed")))
+    with pytest.raises(RunFailed):
+        await dead.start()
+    for last in (3, 6):
+        alive = learner()
+        await alive.start(takeover=True)
+        while alive.steps < last:
+            await world.play(2, version=alive.version)
+            await alive.step()
+        await alive.close()
+    manifests = await world.registry.manifests()
+    assert [each.kind for each in manifests[:3]] == [FULL, FULL, ADAPTER]
+    assert manifests[0].content_hash == manifests[1].content_hash
+    engine = make_engine(policy_id="policy")
+    await load_base_of(engine, world.registry, manifests[-1])
+    assert engine.base_hash == manifests[1].content_hash
     await engine.close()
 
 

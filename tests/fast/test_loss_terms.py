@@ -7,6 +7,7 @@ import torch
 from test_torch_backend import batch, sample, tiny
 
 from headrace.platform.config import GrpoConfig, LearnerConfig
+from headrace.platform.errors import RunFailed
 from headrace.trainer.algorithms import build_algorithm
 from headrace.trainer.backends.torch import TorchBackend
 from headrace.trainer.batch import pack
@@ -73,6 +74,15 @@ def test_a_resume_keeps_the_reference():
     one, other = (each.step(batch(1), build_algorithm(config)) for each in (found, again))
     assert dict(one) == dict(other)
     assert one["reference_kl"] > 1e-4
+
+
+def test_another_reference_than_the_runs_is_refused():
+    found, _ = backend(kl={"coefficient": 0.1})
+    config = LearnerConfig(microbatch_tokens=64, algorithm=GrpoConfig(kl={"coefficient": 0.1}))
+    with pytest.raises(RunFailed, match=r"began with other weights.*model\.path"):
+        TorchBackend(tiny(seed=1), config).restore(found.save())
+    plain, _ = backend()
+    TorchBackend(tiny(seed=1), LearnerConfig(microbatch_tokens=64)).restore(plain.save())  # needs none
 
 
 def test_without_a_coefficient_no_reference_is_held():

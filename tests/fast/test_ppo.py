@@ -179,10 +179,17 @@ def test_normalized_over_the_steps_of_the_batch():
     assert targets[[1, 4]].tolist() == [0.625, 1.0]  # the critic learns what was earned, not how it compares
 
 
+def test_rounding_is_not_blown_up():
+    """Advantages that differ by less than float32 can tell are not divided by their deviation."""
+    found = build_algorithm(PpoConfig(gae={"lam": 0.5})).credit([two_turns(), two_turns(score=1.0 + 1e-7)])
+    first, second = (one.advantages for one in found)
+    assert np.abs(np.array(first) - np.array(second)).max() < 1e-6
+
+
 def test_one_step_alone_is_no_comparison():
     turns = [plain_turn(Role.USER, token_ids=[2]), policy_turn(token_ids=[3])]
     (found,) = build_algorithm(PpoConfig()).credit([valued(turns, [[0.5, 0.0]], score=1.0)])
-    assert found.advantages == (0.0,)
+    assert found.advantages == (0.5,)
     assert build_algorithm(PpoConfig()).credit([]) == []
 
 

@@ -15,7 +15,7 @@ from test_torch_backend import CONFIG, batch, tiny
 from headrace.deploy.checks import check_learner
 from headrace.deploy.placement import plan
 from headrace.deploy.resume import check_ranks
-from headrace.platform.config import GrpoConfig
+from headrace.platform.config import GrpoConfig, LearnerConfig
 from headrace.platform.config.load import load_recipe
 from headrace.platform.errors import ConfigError, PartDied, RunFailed
 from headrace.platform.testing.fakes.learning import FakeBackend
@@ -217,6 +217,18 @@ def test_a_resumed_run_keeps_its_ranks(change: str, named: str) -> None:
     check_ranks(before, recipe("learner.ranks=2", "learner.lr=0.1").learner)
     with pytest.raises(ConfigError, match=re.escape(named)):
         check_ranks(before, recipe("learner.ranks=2", change).learner)
+
+
+@pytest.mark.parametrize(
+    "change", ["learner.lora={rank: 4}", "learner.lora={rank: 8, alpha: 64}", "learner.lora.rank=0"]
+)
+def test_a_resumed_run_keeps_its_adapters(change: str) -> None:
+    def lora(change: str) -> LearnerConfig:
+        return load_recipe("lookup", [change], RECIPES).learner
+
+    with pytest.raises(ConfigError, match=r"learner\.lora\.\w+ from "):
+        check_ranks(lora("learner.lora={rank: 8}"), lora(change))
+    check_ranks(lora("learner.lr=1e-4"), lora("learner.lr=1e-3"))
 
 
 def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,19 @@ def test_potentials_are_no_rewards_unless_shaping_asks_for_them():
     assert score_of(said) is None
 
 
+def test_of_several_states_before_a_turn_the_last_ones_potential_counts():
+    """Two answers before the policy's second turn, worth 2 and 4: the state there is worth 4, not 6. Rows of one turn
+    are parts of one potential: 1 + 3."""
+    later = (row(RewardKind.POTENTIAL, 2.0, turn=1), row(RewardKind.POTENTIAL, 4.0, turn=2))
+    parts = (row(RewardKind.POTENTIAL, 2.0, turn=1), *(row(RewardKind.POTENTIAL, each, turn=2) for each in (1.0, 3.0)))
+    shaped = ReturnsConfig(credit="to_go", gamma=0.5, shaping=True)
+    found = [
+        returns_by_turn(msgspec.structs.replace(MEMBER, rewards=(*ROWS, *said)), shaped).tolist()
+        for said in (later, parts, later[1:])
+    ]
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_potential_that_is_not_valid_matters_to_shaping_alone():
     member = msgspec.structs.replace(MEMBER, rewards=(*ROWS, row(RewardKind.POTENTIAL, None, turn=1)))
     assert returns_by_turn(member, ReturnsConfig(cost=2.0)).tolist()

@@ -25,15 +25,15 @@ def test_a_linear_schedule_goes_down_evenly_from_the_end_of_the_warm_up():
     )
 
 
-def test_a_cosine_schedule_is_half_way_down_in_the_middle_and_ends_at_zero():
-    # cos(pi / 4) = 0.7071: (1 + 0.7071) / 2 = 0.8536.
+def test_a_cosine_schedule_is_half_way_down_in_the_middle_and_ends_at_a_tenth():
+    # cos(pi / 4) = 0.7071: (1 + 0.7071) / 2 = 0.8536; of the way from 2 to 0.2.
     assert rates(lr=2.0, warmup=0, steps=5, schedule="cosine") == pytest.approx(
-        [2.0, 1.70711, 1.0, 0.29289, 0.0, 0.0, 0.0], abs=1e-5
+        [2.0, 1.73640, 1.1, 0.46360, 0.2, 0.2, 0.2], abs=1e-5
     )
 
 
 def test_the_first_step_has_the_whole_rate_without_a_warm_up():
-    assert rates(lr=1.0, warmup=0, steps=2, schedule="linear")[:2] == [1.0, 0.0]
+    assert rates(lr=1.0, warmup=0, steps=2, schedule="linear", lr_end=0.5)[:2] == [1.0, 0.5]
 
 
 def test_a_schedule_without_a_step_after_the_warm_up_is_refused_with_what_to_do():

@@ -96,6 +96,14 @@ def test_another_study_is_not_mixed_in(tmp_path, trained):
         play(tmp_path, 1, grpo="learner.lr=2e-3")
 
 
+@pytest.mark.parametrize("told", ["seed=7", "learner.algorithm.name=rloo", "runs_dir=elsewhere"])
+def test_what_the_study_sets_itself_is_refused(tmp_path, trained, told):
+    with pytest.raises(ConfigError, match=r"the study itself sets .*leave that out"):
+        given = {"grpo": ("learner.algorithm.name=grpo",)}
+        run_study("s", "lookup", recipes_dir(), given, seeds=[0], changes=[*START, told], out=tmp_path)
+    assert trained == []
+
+
 def test_a_condition_that_is_wrong_is_refused_before_any_run(tmp_path, trained):
     with pytest.raises(ConfigError, match=r"learner\.algorithm\.name"):
         play(tmp_path, 1, grpo="learner.lr=1e-3", wrong="learner.algorithm.name=grop")

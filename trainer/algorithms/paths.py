@@ -24,7 +24,8 @@ from headrace.trainer.crediting import Credited, Valued
 from headrace.trainer.returns import rewards_by_turn
 from headrace.trainer.samples import CriticColumns, OwnTurn
 
-_SMALLEST_DEVIATION = 1e-8
+_LEAST_DEVIATION = 1e-5
+"""As a share of the largest advantage, or of 1: less is rounding, which nothing is divided by."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +99,14 @@ def _goes_on(episode: Episode, options: GaeConfig) -> bool:
 
 
 def spread(paths: Sequence[Path]) -> tuple[float, float]:
-    """Mean and standard deviation (divisor K) of the advantages of all steps that are trained on; 0 and 1 of none."""
+    """Mean and standard deviation (divisor K) of the advantages of all steps that are trained on; 0 and 1 of fewer than
+    two, and 1 for a deviation that is none."""
     found = [path.advantages[path.trained][first_of_steps(path.step[path.trained])] for path in paths]
     steps = np.concatenate([np.zeros(0), *found])
-    return (float(steps.mean()), float(steps.std()) + _SMALLEST_DEVIATION) if steps.size else (0.0, 1.0)
+    if steps.size < 2:
+        return 0.0, 1.0
+    deviation = float(steps.std())
+    return float(steps.mean()), deviation if deviation > _LEAST_DEVIATION * max(1.0, np.abs(steps).max()) else 1.0
 
 
 def onto_tokens(one: Valued, paths: Sequence[Path], mean: float, deviation: float) -> Credited:

@@ -27,7 +27,6 @@ class Ppo(PolicyGradient[PpoConfig]):
     """See the module. Stateless: the critic is the backend's."""
 
     name = "ppo"
-    needs_variance = False
 
     def __init__(self, config: PpoConfig) -> None:
         super().__init__(config)

@@ -28,7 +28,6 @@ class Reinforce(PolicyGradient[ReinforceConfig]):
 
     def __init__(self, config: ReinforceConfig) -> None:
         super().__init__(config)
-        self.needs_variance = config.needs_variance
         self._mean = 0.0
         self._batches = 0
 
@@ -62,5 +61,5 @@ class Reinforce(PolicyGradient[ReinforceConfig]):
         return {"mean": self._mean, "batches": float(self._batches)}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Take up what `state` returned."""
-        self._mean, self._batches = state["mean"], int(state["batches"])
+        """Take up what `state` returned; a run that had another algorithm until now has no running mean."""
+        self._mean, self._batches = state.get("mean", 0.0), int(state.get("batches", 0))

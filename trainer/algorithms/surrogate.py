@@ -122,10 +122,9 @@ class PolicyLoss:
 class PolicyGradient(Generic[Options]):
     """What the algorithms of this folder share: everything but their advantages. Without state, unless one adds it."""
 
-    needs_variance = True
-
     def __init__(self, config: Options) -> None:
         self._config = config
+        self.needs_variance = config.needs_variance
         self._loss = PolicyLoss(config)
         self.needs = self._loss.needs
 

@@ -36,7 +36,7 @@ from headrace.trainer.model import load_folder
 from headrace.trainer.packing import PackedBatch, pack_tokens
 from headrace.trainer.ranks import agree, over_gloo, step_digest
 from headrace.trainer.samples import Sample
-from headrace.trainer.schedule import learning_rate
+from headrace.trainer.schedule import as_configured, learning_rate
 from headrace.trainer.step_loss import StepLoss, episode_names
 from headrace.trainer.weights import WEIGHT_FILE, constant_files, serialised, tokenizer_files
 
@@ -250,6 +250,7 @@ class DeepspeedRank:
                 if dot and rank.startswith("rank-") and file.endswith(".pt"):
                     (Path(folder) / _TAG / file).write_bytes(data)
             self._engine.load_checkpoint(folder, tag=_TAG, load_lr_scheduler_states=False)
+        as_configured(self._engine.optimizer, self._config)
         self._steps, self._digest = kept.steps, kept.digest
         set_random_state(files[f"{self._mine}random"])
 

@@ -7,6 +7,7 @@ samples give the same loss to the last digit. A step whose loss or gradient is n
 """
 
 import copy
+import hashlib
 import io
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from headrace.platform.config.algorithm import PpoConfig
 from headrace.platform.config.learner import LearnerConfig
 from headrace.platform.contracts import Algorithm
+from headrace.platform.errors import RunFailed
 from headrace.platform.records.arrays import F32
 from headrace.trainer.backends.random_state import random_state, set_random_state
 from headrace.trainer.batch import MicroBatch, pack
@@ -30,7 +32,7 @@ from headrace.trainer.model import load_folder
 from headrace.trainer.packing import PackedBatch, pack_tokens
 from headrace.trainer.recomputing import recompute_layers
 from headrace.trainer.samples import Sample
-from headrace.trainer.schedule import learning_rate
+from headrace.trainer.schedule import as_configured, learning_rate
 from headrace.trainer.step_loss import StepLoss, episode_names
 from headrace.trainer.step_statistics import StepStatistics
 from headrace.trainer.weights import (
@@ -45,6 +47,9 @@ from headrace.trainer.weights import (
 _log = logging.getLogger(__name__)
 OPTIMIZER_FILE = "optimizer.pt"
 RANDOM_FILE = "random.pt"
+ORIGIN_FILE = "origin.sha256"
+"""Of the weights that the run began with, in checkpoints of a run that goes on needing them: below adapters, or as the
+reference."""
 
 
 class TorchBackend:
@@ -69,6 +74,7 @@ class TorchBackend:
         self._constant, self._tokenizer = constant_files(self.model, tokenizer), dict(tokenizer)
         self._adapters = Adapters(self.model, config.lora) if config.lora.rank else None
         self._reference = self._frozen() if config.algorithm.kl.coefficient > 0 else None
+        self._origin = self._hash_of_origin() if self._adapters is not None or self._reference is not None else b""
         self._token_logprobs = TokenLogprobs(self.model, packed=True, dtype=self._dtype)
         self._critic = self._new_critic()
         if config.gradient_checkpointing:
@@ -101,11 +107,11 @@ class TorchBackend:
             if not np.isfinite(grad_norm + (0.0 if critic is None else critic.clip())):
                 raise ArithmeticError(f"{self._where()}: the gradient is not finite; episodes {episode_names(batch)}")
             if critic is not None:
-                critic.step(micros, loss.values)
+                self._step_critic(critic, micros, loss.values, batch)
         except ArithmeticError:
             self._forget_gradients()
             raise
-        lr = learning_rate(self._config, self._steps)
+        lr = learning_rate(self._config, self._steps - self._before_policy) if policy_learns else 0.0
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         if policy_learns:
@@ -157,25 +163,38 @@ class TorchBackend:
         """Weights, optimizer, position in the schedule, torch's and NumPy's random states, and the critic."""
         optimizer = {"optimizer": self._optimizer.state_dict(), "steps": self._steps}
         critic = {} if self._critic is None else self._critic.save()
-        return {**self.weights(), OPTIMIZER_FILE: _dump(optimizer), RANDOM_FILE: random_state(), **critic}
+        origin = {ORIGIN_FILE: self._origin} if self._origin else {}
+        return {**self.weights(), OPTIMIZER_FILE: _dump(optimizer), RANDOM_FILE: random_state(), **critic, **origin}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Take up what `save` returned.
 
         Raises:
             ValueError: when the weights are those of another model.
+            RunFailed: they are adapters over other weights than this backend's, or the reference was another.
             KeyError: when a file is missing.
         """
+        if self._origin and files.get(ORIGIN_FILE, self._origin) != self._origin:
+            raise RunFailed(
+                "the run began with other weights than are there now, and goes on needing them (as the base of"
+                " learner.lora, or the reference of learner.algorithm.kl): what its supervised stages depend on has"
+                " changed. Undo that, or name the old weights with model.path, model.tiny_llama=null and sft=null"
+            )
         kept, random = _undump(files[OPTIMIZER_FILE]), files[RANDOM_FILE]
         if self._adapters is not None:
             self._adapters.take_up(files)
         else:
             load_weight_file(self.model, files[WEIGHT_FILE])
         self._optimizer.load_state_dict(kept["optimizer"])
+        as_configured(self._optimizer, self._config)
         self._steps = kept["steps"]
         if self._critic is not None:
             self._critic.restore(files)
         set_random_state(random)
+
+    def _hash_of_origin(self) -> bytes:
+        tensors = weight_file(self.model) if self._adapters is None else tensor_file(self._adapters.base())
+        return hashlib.sha256(tensors).hexdigest().encode()
 
     def _new_critic(self) -> Critic | None:
         """That of the algorithm, where it has one."""
@@ -183,6 +202,20 @@ class TorchBackend:
         if not isinstance(algorithm, PpoConfig):
             return None
         return Critic(algorithm.critic, self._config, self.model, self._token_logprobs)
+
+    def _step_critic(
+        self, critic: Critic, micros: Sequence[MicroBatch | PackedBatch], states: int, batch: Sequence[Sample]
+    ) -> None:
+        try:
+            critic.step(micros, states)
+        except ArithmeticError as error:
+            raise ArithmeticError(f"{self._where()}: {error}; episodes {episode_names(batch)}") from error
+
+    @property
+    def _before_policy(self) -> int:
+        """Learner steps in which only a critic learned: the policy's schedule begins after them."""
+        algorithm = self._config.algorithm
+        return algorithm.critic.warmup if isinstance(algorithm, PpoConfig) else 0
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
