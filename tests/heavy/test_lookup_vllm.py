@@ -8,11 +8,12 @@ from command_line import last_json, run
 from headrace.platform.store.episodes import EpisodeStore
 
 pytestmark = pytest.mark.timeout(900)
+PATIENT = "serving.start_deadline_s=600"  # vLLM starts beside the tests of the other lane
 
 
 def test_it_surpasses_its_demonstrator(tmp_path: Path, lookup_model: Path) -> None:
     given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null")
-    changes = ("serving.engine=vllm", "learner.steps=20", "eval.tasks=128", f"runs_dir={tmp_path / 'runs'}")
+    changes = ("serving.engine=vllm", PATIENT, "learner.steps=20", "eval.tasks=128", f"runs_dir={tmp_path / 'runs'}")
     code, out, err = run(tmp_path, "train", "lookup", *given, *changes, "--json", timeout_s=840)
     assert code == 0, err[-3000:]
     summary = last_json(out)
@@ -28,7 +29,7 @@ def test_it_surpasses_its_demonstrator(tmp_path: Path, lookup_model: Path) -> No
 def test_adapters_are_served_beside_each_other(tmp_path: Path, lookup_model: Path) -> None:
     """LoRA: sticky episodes need no drain (P22), and engine and learner find the same logprobs."""
     given = (f"model.path={lookup_model}", "model.tiny_llama=null", "sft=null", f"runs_dir={tmp_path / 'runs'}")
-    lora = ("serving.engine=vllm", "serving.vllm.adapters=4", "serving.drain=forbidden", "learner.lora.rank=8")
+    lora = ("serving.engine=vllm", PATIENT, "serving.vllm.adapters=4", "serving.drain=forbidden", "learner.lora.rank=8")
     code, out, err = run(
         tmp_path, "train", "lookup", *given, *lora, "learner.steps=3", "eval.tasks=16", "--json", timeout_s=840
     )
