@@ -180,7 +180,7 @@ def test_the_group_is_as_large_as_the_tree(given, size):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"group_size": 8}, "leave group_size out, or set it to 7"),
+        ({"group_size": 8}, "set learner.algorithm.group_size=7"),
         ({"points": 0}, "points"),
         ({"points": "many"}, "points"),
         ({"returns": {"credit": "to_go"}}, "rloo and reinforce"),

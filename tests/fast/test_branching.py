@@ -140,7 +140,7 @@ async def test_what_waits_begins_when_the_trunk_has_ended(bench):
     await b.publish()
     await b.worker.start()
     await b.comes(lambda: sum(b.worker.stats().statuses.values()) == 2)
-    assert b.worker.stats().running == 3, "the trunk, and two that wait for it"
+    await b.comes(lambda: b.worker.stats().running == 3)  # the trunk, and two that wait for it
     assert len(b.used) == 3, "who waits holds no world (P21)"
     gate.set()
     await b.until(lambda stats: stats.groups_ready >= 1)
