@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from headrace.deploy import wiring
+from headrace.deploy import connections
 from headrace.deploy.context import RunContext
 from headrace.deploy.progress import PlainProgress, RunState
 from headrace.deploy.runtime_ray import RayRuntime
@@ -151,7 +151,7 @@ class TestWhatCannotStart:
         assert not list((root / "logs").iterdir()), "no part was started"
 
     async def test_a_server_that_is_not_there(self, ray_session, lookup_model, tmp_path, monkeypatch):
-        monkeypatch.setattr(wiring, "_CONNECT_DEADLINE_S", 1.0)
+        monkeypatch.setattr(connections, "CONNECT_DEADLINE_S", 1.0)
         config = small(lookup_model, tmp_path, "queue.redis_url=unix:///no/such/socket")
         with pytest.raises(HeadraceError, match="/no/such/socket"):
             await carry(config)
