@@ -92,7 +92,7 @@ def check_learner(config: RunConfig) -> None:
             f"learner.ranks={ranks}, and learner.backend=torch has one; leave learner.ranks at 1, or use"
             " learner.backend=deepspeed"
         )
-    if config.learner.device == "cuda" and not config.runtime.ray_address and find_spec("torch") is not None:
+    if config.learner.device == "cuda" and not config.runtime.ray_address:
         from headrace.trainer.devices import learner_device
 
         learner_device("cuda")

@@ -103,6 +103,19 @@ def test_one_episode_a_group_is_enough_for_a_critic() -> None:
     assert (config.learner.algorithm.group_size, config.learner.algorithm.needs_variance) == (1, False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["learner.algorithm={name: ppo, critic: {warmup: 40}}"], r"leaves none of learner\.steps=40 to the policy"),
+        (["learner.device=cuda"], r"learner\.device=cuda needs a GPU.*learner\.device=cpu"),
+    ],
+)
+def test_what_could_not_learn_is_refused_before_a_run(changes, words, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=words):
+        check_learner(load_recipe("lookup", changes, RECIPES))
+
+
 def test_the_queue_keeps_groups_of_equal_scores_where_they_teach_something(tmp_path) -> None:
     for change, drops in (
         ("name: grpo", True),
